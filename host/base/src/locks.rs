@@ -1,4 +1,4 @@
-//! Locks by key, such as a claim: one operation at a time for each key, and no waiting between keys. And the guard of a mutex.
+//! Locks by key, such as a claim: one operation at a time for each key, and no waiting between keys.
 
 use std::collections::HashMap;
 use std::hash::Hash;

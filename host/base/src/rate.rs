@@ -21,7 +21,7 @@ impl TokenBucket {
 
     /// Takes a token if more than `reserve` are left; otherwise returns the delay after which there is one.
     pub fn take(&mut self, now: Instant, reserve: u32) -> Result<(), Duration> {
-        match self.lacks(now, 1 + reserve) {
+        match self.delay_until(now, 1 + reserve) {
             Some(delay) => Err(delay),
             None => {
                 self.spend(1);
@@ -31,7 +31,7 @@ impl TokenBucket {
     }
 
     /// Returns the delay after which there are so many tokens, if there are fewer now. A clock that goes back adds nothing.
-    pub fn lacks(&mut self, now: Instant, tokens: u32) -> Option<Duration> {
+    pub fn delay_until(&mut self, now: Instant, tokens: u32) -> Option<Duration> {
         let passed = now.saturating_duration_since(self.filled_at).as_secs_f64();
         self.tokens = (self.tokens + passed * self.per_second).min(self.burst);
         self.filled_at = self.filled_at.max(now);

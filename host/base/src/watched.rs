@@ -149,8 +149,13 @@ impl Watched {
     fn start(&self) -> notify::Result<RecommendedWatcher> {
         let (raw, lost) = (self.raw.clone(), self.lost.clone());
         let handle = move |event: notify::Result<notify::Event>| {
-            // An error triggers a list, as every event does.
-            let event = event.unwrap_or_default();
+            // What an error hides is found by a list, which an event without a path triggers.
+            let event = event.unwrap_or_else(|error| {
+                if !lost.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(error = chain(&error), "the watch of a directory has failed, listing it");
+                }
+                notify::Event::default()
+            });
             // An event in a full channel triggers a list, and a list finds everything.
             if is_change_event(&event) && raw.try_send(event).is_err() {
                 lost.store(true, Ordering::Relaxed);

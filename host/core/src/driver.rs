@@ -226,7 +226,8 @@ fn twice(uid: &str) -> Problem {
     Problem::internal(ProblemCode::ClaimAnsweredTwice, format!("the driver answered twice for claim {uid}"))
 }
 
-fn skipped(uid: &Uid) -> Problem {
+/// The problem of a claim for which a driver gave no outcome.
+pub fn skipped(uid: &Uid) -> Problem {
     Problem::internal(ProblemCode::ClaimSkipped, format!("the driver gave no outcome for claim {uid}"))
 }
 

@@ -5,12 +5,13 @@
 
 mod assemble;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use nodedock_proto::kubelet::pod_resources::v1::pod_resources_lister_server as server;
 use nodedock_proto::kubelet::pod_resources::v1alpha1::pod_resources_lister_server as server_v1alpha1;
 use nodedock_proto::kubelet::pod_resources::{v1, v1alpha1};
 use nodedock_proto::unix;
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tokio::net::UnixListener;
 use tokio::time::Instant;
@@ -65,7 +66,7 @@ fn limiter(counters: Arc<Counters>) -> impl FnMut(Request<()>) -> Result<Request
     let (per_second, burst) = (limit::POD_RESOURCES_PER_SECOND, limit::POD_RESOURCES_BURST);
     let bucket = Arc::new(Mutex::new(TokenBucket::full(per_second, burst, Instant::now())));
     move |request| {
-        let taken = bucket.lock().unwrap_or_else(PoisonError::into_inner).take(Instant::now(), 0);
+        let taken = bucket.lock().take(Instant::now(), 0);
         taken.map(|()| request).map_err(|_| {
             count(&counters.rejected, "rejected");
             Status::resource_exhausted("rejected by rate limit")

@@ -197,7 +197,7 @@ impl Shared {
 
     /// Takes the state of a claim from a get or a watch.
     fn update(self: &Arc<Self>, key: &Key, state: CachedClaim) {
-        let lost = self.cache().update(key, state, self.pools.names.0.as_str(), Instant::now());
+        let lost = self.cache().update(key, state, self.pools.names.node.as_str(), Instant::now());
         self.report_lost(lost);
         self.watch_more();
     }

@@ -8,22 +8,24 @@
 use nodedock_core::registry::Registry;
 use nodedock_model::{Claim, DriverKind, DriverName, NameError, ObjectName, PoolName};
 
-/// How the names of pools in the API, `NODE/POOL` for the node of this name, derive from the drivers' names.
+/// How the names of pools in the API, `NODE/POOL`, derive from the drivers' names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PoolNames(pub ObjectName);
+pub struct PoolNames {
+    pub node: ObjectName,
+}
 
 impl PoolNames {
     /// Returns the name in the API. Fails if it is longer than a name may be.
     pub fn published(&self, pool: &PoolName) -> Result<PoolName, NameError> {
-        if pool.as_str() == self.0.as_str() {
+        if pool.as_str() == self.node.as_str() {
             return Ok(pool.clone());
         }
-        PoolName::new(format!("{}/{pool}", self.0))
+        PoolName::new(format!("{}/{pool}", self.node))
     }
 
     /// Returns the driver's name of a published pool. A pool of another node keeps its name, which no driver here has.
     pub fn local<'a>(&self, pool: &'a str) -> &'a str {
-        pool.strip_prefix(self.0.as_str()).and_then(|rest| rest.strip_prefix('/')).unwrap_or(pool)
+        pool.strip_prefix(self.node.as_str()).and_then(|rest| rest.strip_prefix('/')).unwrap_or(pool)
     }
 }
 
@@ -69,7 +71,7 @@ mod tests {
 
     #[test]
     fn names_of_pools_are_different_on_each_node_and_can_be_reversed() {
-        let names = PoolNames(ObjectName::new("node-1").unwrap());
+        let names = PoolNames { node: ObjectName::new("node-1").unwrap() };
         for (own, published) in [
             ("leds", "node-1/leds"),
             ("node-1", "node-1"),
@@ -83,6 +85,6 @@ mod tests {
         assert_eq!(names.local("node-2/leds"), "node-2/leds");
         assert_eq!(names.local("node-10"), "node-10");
         let long = PoolName::new(["a".repeat(60).as_str(); 4].join(".")).unwrap();
-        assert!(PoolNames(ObjectName::new("n".repeat(60)).unwrap()).published(&long).is_err());
+        assert!(PoolNames { node: ObjectName::new("n".repeat(60)).unwrap() }.published(&long).is_err());
     }
 }

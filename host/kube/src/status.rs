@@ -86,7 +86,7 @@ struct Writer {
 struct Part {
     status: DriverStatus,
     is_written: bool,
-    /// Attempts since it was written last.
+    /// Failed attempts to write this status; the one with the fewest is written first.
     failures: u32,
 }
 

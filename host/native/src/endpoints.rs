@@ -25,8 +25,9 @@ pub(super) mod tests;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, Semaphore, oneshot};
 
 use crate::grpc::{DevicePlugin, PluginTimes};
@@ -106,7 +107,7 @@ struct Shared<S> {
 struct Slot {
     /// The newest registration, until the controller begins it.
     next: Option<Registration>,
-    /// Endpoints of the plugins with a registration socket, by that.
+    /// Endpoint of each accepted plugin, by the path of its registration socket.
     accepted: BTreeMap<String, PathBuf>,
     changed: Arc<Notify>,
 }
@@ -212,7 +213,7 @@ impl<S: PluginSink> Shared<S> {
     }
 
     fn slots(&self) -> MutexGuard<'_, BTreeMap<ExtendedResource, Slot>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+        self.slots.lock()
     }
 
     /// Ends the slot of a controller without work, unless there is new work. Returns true if the controller must end.

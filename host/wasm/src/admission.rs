@@ -23,8 +23,8 @@ use nodedock_model::ProblemCode;
 use nodedock_model::limit::DRIVER_FILE_BYTES_MAX;
 
 /// The package of the contract, and the version that this host was built with.
-pub const CONTRACT: &str = "nodedock:driver";
-pub const CONTRACT_VERSION: &str = "0.1.0";
+pub(crate) const CONTRACT: &str = "nodedock:driver";
+pub(crate) const CONTRACT_VERSION: &str = "0.1.0";
 const CAPABILITIES: &[&str] = &["types", "log", "sysfs", "sysfs-write", "device-nodes", "ledger"];
 const REQUIRED: &[&str] = &["identity", "discovery", "preparation"];
 const FACETS: &[&str] = &["configuration", "health"];

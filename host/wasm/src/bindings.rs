@@ -1,4 +1,4 @@
-//! The code that `bindgen!` generates for the contract. Only `convert`, the host functions and the calls of a driver see these types.
+//! The code that `bindgen!` generates for the contract. Of its types, other crates see only `Trigger`.
 
 #![allow(unreachable_pub, unused_variables, clippy::all)]
 

@@ -15,7 +15,6 @@ use super::{CallFailure, Containment, DriverInfo, Limit, Operation, Stats, Surfa
 use nodedock_base::clock::now_ms;
 use nodedock_core::driver::{Call, ClaimDriver, DriverStats, Outcomes, all_failed, settle};
 use nodedock_core::sysfs::blocking::blocking;
-use nodedock_model::grant::Limits;
 use nodedock_model::{
     DeviceAccess, DriverClaim, HealthReport, Inventory, LiveClaim, ObjectRef, PreparedClaim, Problem,
     ProblemCode, Uid,
@@ -56,13 +55,8 @@ impl WasmDriver {
 
     /// A call that only looks; its deadline includes the wait for permits.
     pub(super) fn look_call(&self) -> Call {
-        let deadline = self.limits().look_wall() + PERMIT_WAIT;
+        let deadline = self.sandbox.scope.limits.look_wall() + PERMIT_WAIT;
         Call { request_id: nodedock_base::request::new_id(), deadline }
-    }
-
-    /// The limits of its calls.
-    pub fn limits(&self) -> Limits {
-        self.sandbox.scope.limits
     }
 
     pub fn surface(&self) -> &Surface {

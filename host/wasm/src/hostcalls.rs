@@ -41,7 +41,7 @@ impl Kind {
     }
 }
 
-/// The content of a file, or names.
+/// The content of a file, or names: of a directory's entries, or one that is a link's target. The other field is empty.
 #[derive(Clone)]
 pub(super) struct Seen {
     content: Arc<[u8]>,

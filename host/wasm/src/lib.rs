@@ -67,7 +67,7 @@ use tokio::sync::Semaphore;
 use wasmtime::Engine;
 use wasmtime::component::Component;
 
-pub use self::admission::{CONTRACT, CONTRACT_VERSION, Form, LoadError, Profile, Surface};
+pub use self::admission::{Form, LoadError, Profile, Surface};
 /// Why a driver's devices are discovered.
 pub use self::bindings::exports::nodedock::driver::discovery::Trigger;
 pub use self::call_failure::CallFailure;

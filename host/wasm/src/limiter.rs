@@ -52,8 +52,17 @@ impl Reached {
             Limit::SysfsWrites => {
                 (ProblemCode::HostCallLimit, "wanted to write more than", "values in one call")
             }
-            // Refusals at the other limits have texts of their own.
-            other => (ProblemCode::HostCallLimit, "exceeded the limit of", other.as_str()),
+            // Refusals at these limits have texts of their own.
+            other @ (Limit::Wall
+            | Limit::HostLook
+            | Limit::AnswerEntries
+            | Limit::AnswerBytes
+            | Limit::Memo
+            | Limit::ProblemBytes
+            | Limit::LogLines
+            | Limit::LogBytes
+            | Limit::DriverCalls
+            | Limit::NodeCalls) => (ProblemCode::HostCallLimit, "exceeded the limit of", other.as_str()),
         };
         let max = if self.limit == Limit::Memory { self.max >> 20 } else { self.max };
         (code, format!("{did} {max} {unit}"))

@@ -1,7 +1,8 @@
 //! A driver's lines in the host's log: limited in number and length, without control characters, under the driver's name.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::bindings::nodedock::driver::log::Level;
@@ -36,7 +37,7 @@ impl DriverLog {
 
     /// Admits a line: how many were suppressed before it. None: it is suppressed.
     fn admit(&self, bytes: usize) -> Option<u64> {
-        let admitted = self.lines.lock().unwrap_or_else(PoisonError::into_inner).take(bytes, Instant::now());
+        let admitted = self.lines.lock().take(bytes, Instant::now());
         match admitted {
             Ok(_) => drop(self.counters.log_lines.inc()),
             Err(limit) => self.counters.refuse(limit),
@@ -46,7 +47,7 @@ impl DriverLog {
 
     /// Admits a line about a refusal: how many were suppressed before it. None: it is suppressed.
     pub(super) fn admit_refusal(&self, bytes: usize) -> Option<u64> {
-        self.refusals.lock().unwrap_or_else(PoisonError::into_inner).take(bytes, Instant::now()).ok()
+        self.refusals.lock().take(bytes, Instant::now()).ok()
     }
 }
 
@@ -65,13 +66,13 @@ impl LogSink {
     }
 
     pub(super) fn last_error(&self) -> Option<String> {
-        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.last_error.lock().clone()
     }
 
     pub(super) fn write(&self, level: Level, message: &str, fields: &[(String, String)]) {
         let text = render(message, fields);
         if level == Level::Error {
-            *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.clone());
+            *self.last_error.lock() = Some(text.clone());
         }
         let Some(suppressed) = self.log.admit(text.len()) else { return };
         let (driver, request) = (&*self.log.driver, &*self.request);
@@ -130,7 +131,7 @@ impl Share {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         let lacking = [(&mut self.lines, 1, Limit::LogLines), (&mut self.bytes, bytes, Limit::LogBytes)];
         for (bucket, tokens, limit) in lacking {
-            if bucket.lacks(now, tokens).is_some() {
+            if bucket.delay_until(now, tokens).is_some() {
                 self.suppressed += 1;
                 return Err(limit);
             }

@@ -114,7 +114,13 @@ impl Sandbox {
         match &answer {
             Err(CallFailure::Busy { limit, .. }) => counters.refuse(*limit),
             Err(CallFailure::Timeout(_)) => counters.refuse(Limit::Wall),
-            _ => {}
+            Ok(_)
+            | Err(
+                CallFailure::Quarantined(_)
+                | CallFailure::Limit(_)
+                | CallFailure::Exited(_)
+                | CallFailure::Trapped(_),
+            ) => {}
         }
         admitted.ended(answer.as_ref().err().map_or(CallResult::Succeeded, CallFailure::call_result));
         answer

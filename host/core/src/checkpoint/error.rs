@@ -60,10 +60,11 @@ impl CommitError {
     /// Returns its stable code.
     pub fn code(&self) -> ProblemCode {
         use io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+        let [full, read_only, other] = Self::CODES;
         match self.io_kind() {
-            Some(StorageFull | QuotaExceeded) => ProblemCode::CheckpointDiskFull,
-            Some(ReadOnlyFilesystem | PermissionDenied) => ProblemCode::CheckpointReadOnly,
-            _ => ProblemCode::CheckpointUnavailable,
+            Some(StorageFull | QuotaExceeded) => full,
+            Some(ReadOnlyFilesystem | PermissionDenied) => read_only,
+            _ => other,
         }
     }
 

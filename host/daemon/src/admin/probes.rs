@@ -7,10 +7,11 @@
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
@@ -172,7 +173,7 @@ impl AtStart {
     }
 
     fn unloaded(&self, views: &[DriverView]) -> Vec<String> {
-        let mut directories = self.directories.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut directories = self.directories.lock();
         directories.iter_mut().flat_map(|directory| directory.unloaded(views)).collect()
     }
 }
@@ -289,7 +290,7 @@ mod tests {
             let (released, begun) = (released.clone(), begun.clone());
             let look = move || {
                 begun.fetch_add(1, Relaxed);
-                assert!(released.lock().unwrap().recv().is_err());
+                assert!(released.lock().recv().is_err());
             };
             in_time("the pods", locks.answers(look))
         };

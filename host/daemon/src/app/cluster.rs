@@ -100,7 +100,7 @@ impl Connected {
         conditions: Conditions,
         tasks: Tasks,
     ) -> Self {
-        let pools = NodePools { names: PoolNames(config.node_name.clone()), registry };
+        let pools = NodePools { names: PoolNames { node: config.node_name.clone() }, registry };
         let claims = ApiClaims::new(client.clone(), pools.clone(), conditions, tasks);
         Self { config, client, claims, pools }
     }

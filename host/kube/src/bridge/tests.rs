@@ -157,7 +157,7 @@ impl Node {
             manager: self.manager.clone(),
             registry: self.registry.clone(),
             pools: NodePools {
-                names: PoolNames(ObjectName::new("node-1").unwrap()),
+                names: PoolNames { node: ObjectName::new("node-1").unwrap() },
                 registry: self.registry.clone(),
             },
             source: self.source.clone(),

@@ -27,7 +27,7 @@ impl Cluster {
         let uid = Uid::new(server.allocate_claim(allocated())).unwrap();
         let tasks = Tasks::new();
         let registry = Registry::new(Changes::default(), Conditions::default(), None);
-        let pools = NodePools { names: PoolNames(ObjectName::new("node-1").unwrap()), registry };
+        let pools = NodePools { names: PoolNames { node: ObjectName::new("node-1").unwrap() }, registry };
         let claims = ApiClaims::new(over(&server), pools, Conditions::default(), tasks.clone());
         Self { server, claims, tasks, uid }
     }

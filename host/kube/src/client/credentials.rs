@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use sha2::{Digest as _, Sha256};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
@@ -29,14 +30,14 @@ struct Checked {
     failing: bool,
 }
 
-/// Files that the credentials come from, with their contents; one that cannot be read counts as empty.
-pub(super) type Files = Vec<(PathBuf, Vec<u8>)>;
+/// Files that the credentials come from, with the digests of their contents; one that cannot be read counts as empty.
+pub(super) type Files = Vec<(PathBuf, [u8; 32])>;
 
 pub(super) async fn read(paths: Vec<PathBuf>) -> Files {
     let mut files = Files::new();
     for path in paths {
         let content = tokio::fs::read(&path).await.unwrap_or_default();
-        files.push((path, content));
+        files.push((path, Sha256::digest(content).into()));
     }
     files
 }

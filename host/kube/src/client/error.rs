@@ -169,6 +169,9 @@ impl ApiError {
             Some(status) => Self::of_status(&status.with_code(code.as_u16())),
             None => Self::without_status(code, content_type(headers), body),
         };
+        if !matches!(error.kind, ErrorKind::NotKubernetes | ErrorKind::Unreachable) {
+            error.code = code.as_u16();
+        }
         error.retry_after = retry_after(headers).or(error.retry_after);
         error
     }

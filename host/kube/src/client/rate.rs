@@ -74,7 +74,7 @@ impl RateLimit {
         loop {
             let now = Instant::now();
             let pause = self.paused_until.lock().saturating_duration_since(now);
-            if now + pause > until {
+            if !pause.is_zero() && now + pause > until {
                 return Err(paused(pause));
             }
             let taken = if pause.is_zero() { self.tokens.lock().take(now, reserve) } else { Err(pause) };

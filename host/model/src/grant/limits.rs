@@ -60,7 +60,7 @@ impl LimitKey {
 
     /// Returns whether a driver can request it; the others are set by the operator only.
     pub fn can_be_requested(self) -> bool {
-        self <= Self::CpuMs
+        matches!(self, Self::MemoryMiB | Self::WallMs | Self::CpuMs)
     }
 
     /// Returns the default and the maximum.

@@ -74,7 +74,7 @@ impl<S: PluginSink> ResourceController<S> {
             tokio::select! {
                 biased;
                 // Safe to drop: a notification that is not received stays.
-                () = changed.notified() => self.look(&mut pending),
+                () = changed.notified() => {}
                 // Safe to drop: the registration continues at the next call.
                 connected = connected(pending.as_mut()) => {
                     if let Some(Pending { registration, .. }) = pending.take() {
@@ -84,34 +84,36 @@ impl<S: PluginSink> ResourceController<S> {
                 // Safe to drop: the next call continues from `serving` and `next_try`; a dial starts again.
                 () = self.advance() => {}
             }
+            self.reconcile(&mut pending);
             if self.registered.is_none() && pending.is_none() && self.shared.end_if_idle(&self.resource) {
                 return;
             }
         }
     }
 
-    /// Begins the newest registration, and ends those whose registration socket is gone.
-    fn look(&mut self, pending: &mut Option<Pending>) {
+    /// Begins the newest registration, and ends those whose registration socket is gone. If none is left, one of the plugins that were
+    /// accepted takes over.
+    fn reconcile(&mut self, pending: &mut Option<Pending>) {
         let mut slots = self.shared.slots();
         let Some(slot) = slots.get_mut(&self.resource) else { return };
-        let next = slot.next.take();
         let is_gone = |location: &Location| match location {
             Location::At { endpoint, registration } => slot.accepted.get(registration) != Some(endpoint),
             Location::Beside { .. } => false,
         };
+        let next = slot.next.take().filter(|next| !is_gone(&next.location));
         pending.take_if(|pending| is_gone(&pending.registration.location));
         let is_ended = self.registered.take_if(|location| is_gone(location)).is_some();
-        let other = slot.accepted.last_key_value().filter(|_| is_ended).map(|(registration, endpoint)| {
+        let is_idle = self.registered.is_none() && pending.is_none();
+        let other = slot.accepted.last_key_value().filter(|_| is_idle).map(|(registration, endpoint)| {
             let (endpoint, registration) = (endpoint.clone(), registration.clone());
             Registration { location: Location::At { endpoint, registration }, done: None }
         });
-        let next = next.filter(|next| !is_gone(&next.location)).or(other);
         drop(slots);
         if is_ended {
             let message = format!("the registration socket of device plugin {} is gone", self.resource);
             self.leave(&Problem::unavailable(ProblemCode::DriverNotRegistered, message));
         }
-        if let Some(registration) = next {
+        if let Some(registration) = next.or(other) {
             *pending = Some(self.begin(registration));
         }
     }

@@ -45,11 +45,11 @@ impl PluginSink for Sink {
     type Id = u64;
 
     fn plugin_called(&self, resource: &ExtendedResource) {
-        self.calls.lock().unwrap().push(resource.to_string());
+        self.calls.lock().push(resource.to_string());
     }
 
     fn plugin_arrived(&self, _: ExtendedResource, _: PathBuf, driver: Arc<dyn DeviceDriver>) -> u64 {
-        let mut drivers = self.drivers.lock().unwrap();
+        let mut drivers = self.drivers.lock();
         drivers.push(driver);
         let id = drivers.len() as u64;
         let _ = self.reports.send(Report::Arrived(id));
@@ -134,7 +134,7 @@ impl Bench {
 
     /// Returns the resources whose plugins called to register.
     pub(crate) fn calls(&self) -> Vec<String> {
-        self.endpoints.0.sink.calls.lock().unwrap().clone()
+        self.endpoints.0.sink.calls.lock().clone()
     }
 
     pub(crate) async fn report(&mut self) -> Report {
@@ -168,7 +168,7 @@ impl Bench {
     }
 
     pub(crate) fn driver(&self, id: u64) -> Arc<dyn DeviceDriver> {
-        self.endpoints.0.sink.drivers.lock().unwrap()[id as usize - 1].clone()
+        self.endpoints.0.sink.drivers.lock()[id as usize - 1].clone()
     }
 
     async fn left(&mut self, by: u64) -> Problem {
@@ -454,6 +454,9 @@ async fn a_plugin_that_is_accepted_before_it_serves_is_taken_up_when_it_does() {
     plugin.register().await.unwrap();
     until_registered(&plugin).await;
     plugin.list(vec![Device::healthy("a")]);
+    // A call that came later and failed does not end the attempts.
+    let nowhere = location(&bench.dir, "nowhere.sock");
+    bench.endpoints.register(&resource(RESOURCE), nowhere).await.unwrap_err();
     plugin.serve().unwrap();
     bench.arrived_with(&["a"]).await;
 }

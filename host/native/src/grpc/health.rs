@@ -1,10 +1,11 @@
 //! The health that a plugin reports for its devices, and its validity.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nodedock_proto::kubelet::dra_health::v1 as wire;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use tonic::{Code, Status, Streaming};
 
@@ -72,7 +73,7 @@ impl Health {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<(PoolName, DeviceName), Reported>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

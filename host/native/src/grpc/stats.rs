@@ -1,9 +1,9 @@
 //! Durations of the calls of a native plugin, by method and gRPC code, as a kubelet counts them.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus_client::metrics::histogram::Histogram;
 use tonic::Code;
 
@@ -22,13 +22,13 @@ impl Rpcs {
             Code::Cancelled => "Canceled".to_owned(),
             code => format!("{code:?}"),
         };
-        let mut calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut calls = self.0.lock();
         let seconds = calls.entry([path, code]).or_insert_with(claim_seconds);
         seconds.observe(elapsed.as_secs_f64());
     }
 
     pub fn list(&self) -> RpcSeconds {
-        let calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let calls = self.0.lock();
         calls.iter().map(|(labels, seconds)| (labels.clone(), seconds.clone())).collect()
     }
 }

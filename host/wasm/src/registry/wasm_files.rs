@@ -127,7 +127,7 @@ impl WasmFiles {
 struct Worker {
     shared: WasmFiles,
     source: String,
-    /// None: the file is gone.
+    /// None: the file is gone, or was not reported yet.
     files: watch::Receiver<Option<DriverFiles>>,
     policies: watch::Receiver<Arc<Policy>>,
     /// Changes when a driver's name becomes free.

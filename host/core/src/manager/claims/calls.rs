@@ -11,7 +11,7 @@ use futures::future::join_all;
 use super::machine::{DriverResult, UnprepareResult};
 use super::prepare::Work;
 use super::prepare_retry::DriverRevision;
-use crate::driver::{Call, ClaimDriver, Driver, DriverIdentity, Outcomes, all_failed};
+use crate::driver::{Call, ClaimDriver, Driver, DriverIdentity, Outcomes, all_failed, skipped};
 use crate::manager::Manager;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
@@ -81,7 +81,7 @@ impl Manager {
         failpoint::pass(Point::PrepareAnswered);
         let duration_us = micros(started);
         let result = |record: &&ClaimRecord| {
-            let outcome = outcomes.remove(&record.id.uid).unwrap_or_else(|| Err(no_outcome(name)));
+            let outcome = outcomes.remove(&record.id.uid).unwrap_or_else(|| Err(skipped(&record.id.uid)));
             if let Err(problem) = &outcome {
                 let (claim, request, code) = (&record.id, &call.request_id, &problem.code);
                 tracing::warn!(driver = %name, %claim, %request, code, %problem, "claim refused");
@@ -101,7 +101,8 @@ impl Manager {
     /// Unprepares; returns the results in the order of `work`.
     pub(super) async fn call_unprepare(&self, work: &[Work], call: &Call) -> Vec<Vec<UnprepareResult>> {
         let calls = batches(work).map(|(driver, indexes, records)| async move {
-            let claims: Vec<_> = records.iter().filter_map(|record| record.live_claim(driver)).collect();
+            let live = records.into_iter().filter_map(|record| Some((record, record.live_claim(driver)?)));
+            let (records, claims): (Vec<_>, Vec<_>) = live.unzip();
             let started = Instant::now();
             let ends = self.unprepare_with(driver, &records, &claims, call).await;
             let duration_us = micros(started);
@@ -147,9 +148,8 @@ pub(super) async fn unprepare(
 ) -> Vec<Result<(), Problem>> {
     let uids = claims.iter().map(|live| &live.claim.id.uid);
     let mut outcomes = in_time(name, call, uids, driver.unprepare(call, claims)).await;
-    let outcome =
-        |live: &LiveClaim| outcomes.remove(&live.claim.id.uid).unwrap_or_else(|| Err(no_outcome(name)));
-    claims.iter().map(outcome).collect()
+    let uids = claims.iter().map(|live| &live.claim.id.uid);
+    uids.map(|uid| outcomes.remove(uid).unwrap_or_else(|| Err(skipped(uid)))).collect()
 }
 
 /// The outcomes of a call, or a problem if it does not end. A call that did not end may have been carried out.
@@ -180,10 +180,6 @@ pub(super) fn prepared_by(driver: &Driver) -> PreparedBy {
 
 fn no_claims(driver: &DriverName) -> Problem {
     Problem::invalid(ProblemCode::DriverWithoutClaims, format!("driver {driver} takes no claims"))
-}
-
-fn no_outcome(driver: &DriverName) -> Problem {
-    Problem::internal(ProblemCode::ClaimSkipped, format!("driver {driver} returned no outcome for the claim"))
 }
 
 fn no_end(driver: &DriverName, call: &Call) -> Problem {

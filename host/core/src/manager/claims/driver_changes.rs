@@ -73,7 +73,9 @@ impl Manager {
             let (name, Some(inventory)) = (&driver.identity.name, &driver.inventory) else { continue };
             let is_due = checks.everything || checks.drivers.contains(name.as_str());
             if is_due || checks.code && with_condition.contains(name) {
-                let lost = self.lost_devices(name, &inventory.borrow().inventory);
+                // The table is not locked during the borrow: others borrow while they have the table, and a publication waits for both.
+                let published = inventory.borrow().clone();
+                let lost = self.lost_devices(name, &published.inventory);
                 if !lost.is_empty() {
                     with_condition.insert(name.clone());
                     let problem = Problem::unavailable(ProblemCode::ClaimDevicesGone, describe(name, &lost));

@@ -115,7 +115,7 @@ impl PrepareRequest<'_> {
 /// The decision about a prepare.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PrepareStep {
-    /// Prepared in this boot. `changed`: the holder is new, so the record must be committed.
+    /// Prepared in this boot. `changed`: the record differs, as by a new holder, and must be committed.
     Known {
         record: Arc<ClaimRecord>,
         changed: bool,

@@ -16,9 +16,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use nodedock_model::{
-    AllocatedDevice, Allocation, Claim, ClaimReference, ConfigSource, Consumer, ContainerClaim,
-    ContainerKind, DeviceName, DriverName, NameError, ObjectName, ObjectRef, OpaqueConfig, PodContainer,
-    PodRequest, PoolName, Uid,
+    AllocatedDevice, Allocation, Claim, ClaimReference, Consumer, ContainerClaim, ContainerKind, DeviceName,
+    DriverName, NameError, ObjectName, ObjectRef, OpaqueConfig, PodContainer, PodRequest, PoolName, Uid,
 };
 
 /// A claims file or a command's input file.
@@ -226,15 +225,10 @@ fn opaque(
     context: &Context,
 ) -> Result<Option<OpaqueConfig>, ManifestError> {
     let Some(opaque) = &config.opaque else { return Ok(None) };
-    let source = match config.source.as_str() {
-        "FromClass" => ConfigSource::DeviceClass,
-        "FromClaim" => ConfigSource::Claim,
-        other => {
-            return Err(context.shape(&format!("config source {other:?} is neither FromClass nor FromClaim")));
-        }
-    };
+    let unknown =
+        |_| context.shape(&format!("config source {:?} is neither FromClass nor FromClaim", config.source));
     Ok(Some(OpaqueConfig {
-        source,
+        source: config.source.parse().map_err(unknown)?,
         requests: config.requests.clone().unwrap_or_default(),
         driver: context
             .name("status.allocation.devices.config[].opaque.driver", DriverName::new(&opaque.driver))?,

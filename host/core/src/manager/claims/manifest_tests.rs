@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use super::*;
+use nodedock_model::ConfigSource;
 
 fn fixture(name: &str) -> Objects {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/kubernetes-1.36").join(name);

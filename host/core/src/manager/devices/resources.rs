@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::ResourceSource;
 use crate::driver::DeviceDriver;
-use nodedock_model::{DriverName, ExtendedResource, PluginDevice};
+use nodedock_model::{DriverName, ExtendedResource, PluginDevice, limit};
 
 /// The devices of a resource, by id.
 pub(super) type Listed = Arc<BTreeMap<String, PluginDevice>>;
@@ -98,7 +98,12 @@ pub(super) struct Resources {
     offers: BTreeMap<ExtendedResource, Vec<Offer>>,
     removed: BTreeSet<ExtendedResource>,
     generations: u64,
+    /// Whether pools beyond the bound were logged.
+    complained: bool,
 }
+
+/// Resources of this node, and removed ones that are still reported: WASM drivers name the resources of their pools freely.
+const RESOURCES_MAX: usize = 4 * limit::PLUGIN_RESOURCES_MAX;
 
 impl Resources {
     /// Resources that are known from the checkpoint alone.
@@ -177,6 +182,12 @@ impl Resources {
             }
         }
         for ((resource, driver), devices) in pools {
+            if !self.offers.contains_key(&resource) && self.offers.len() >= RESOURCES_MAX {
+                if !std::mem::replace(&mut self.complained, true) {
+                    tracing::warn!(%resource, %driver, max = RESOURCES_MAX, "too many extended resources: those of further pools are not offered");
+                }
+                continue;
+            }
             self.add(&resource, Offer::new(ResourceSource::Pools(driver), devices));
             changed.insert(resource);
         }
@@ -196,6 +207,9 @@ impl Resources {
         }
         let empty = self.offers.extract_if(.., |_, offers| offers.is_empty());
         self.removed.extend(empty.map(|(name, _)| name));
+        while self.removed.len() > RESOURCES_MAX {
+            self.removed.pop_first();
+        }
         changed
     }
 

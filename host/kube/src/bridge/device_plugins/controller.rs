@@ -207,7 +207,9 @@ impl ResourceController {
         let (refused, away) = match status {
             PluginRegistration::Refused(why) => (Some(refusal(why)), None),
             PluginRegistration::Waiting(why) if is_away => (None, Some(why.as_str())),
-            _ => (None, None),
+            PluginRegistration::Waiting(_)
+            | PluginRegistration::Followed
+            | PluginRegistration::Superseded => (None, None),
         };
         self.resource.context.parts.conditions.update(code, name.as_str(), refused);
         self.set_away(away);

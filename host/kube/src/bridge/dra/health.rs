@@ -175,7 +175,7 @@ mod tests {
         let hot = DeviceHealth { state: HealthState::Unhealthy, message: "hot".into() };
         let health = [(key("p", "a"), hot.clone()), (key("gone", "a"), hot.clone())].into();
         let reported = Published { inventory: inventory(&["a", "b"]), health };
-        let names = PoolNames(nodedock_model::ObjectName::new("node-1").unwrap());
+        let names = PoolNames { node: nodedock_model::ObjectName::new("node-1").unwrap() };
         let expected = [(key("node-1/p", "a"), hot), (key("node-1/p", "b"), DeviceHealth::default())];
         assert_eq!(published(&reported, &names), Some(expected.into()));
         for devices in [&[][..], &["a"]] {

@@ -98,7 +98,7 @@ impl Daemon {
             node_name,
             drivers: snapshots,
             node: facts.clone(),
-            names: PoolNames(ObjectName::new(node_of_pools).unwrap()),
+            names: PoolNames { node: ObjectName::new(node_of_pools).unwrap() },
             conditions: conditions.clone(),
             report: report.clone(),
             tasks: tasks.clone(),

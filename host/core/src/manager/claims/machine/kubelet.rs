@@ -109,8 +109,12 @@ pub fn end_of_part(record: &ClaimRecord, driver: &DriverName) -> Result<(), Prob
 }
 
 pub(super) fn in_use(record: &ClaimRecord) -> Problem {
+    let advice = match record.is_held_by_kubelet() {
+        true => "a kubelet unprepares it when those pods are gone",
+        false => "use `nodedock unprepare`, which calls its drivers",
+    };
     let message = format!(
-        "claim {} (UID {}) is {} and held by {}: a kubelet unprepares it when those pods are gone",
+        "claim {} (UID {}) is {} and held by {}: {advice}",
         record.id,
         record.id.uid,
         record.state.as_str(),

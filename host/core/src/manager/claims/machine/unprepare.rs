@@ -3,10 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{ClaimTable, kubelet, not_called, pods_named, transition, worst};
-use nodedock_model::{
-    Caller, ClaimRecord, ClaimState, DriverName, Problem, ProblemCode, ReleaseRecord, Uid, Untold,
-};
+use super::{ClaimTable, kubelet, not_called, transition, worst};
+use nodedock_model::{Caller, ClaimRecord, ClaimState, DriverName, Problem, ReleaseRecord, Uid, Untold};
 
 /// The decision about an unprepare.
 #[derive(Debug, Clone, PartialEq)]
@@ -132,17 +130,7 @@ pub fn check_release(record: &ClaimRecord) -> Result<(), Problem> {
     if record.state == ClaimState::Unpreparing || !is_held {
         return Ok(());
     }
-    if record.is_held_by_kubelet() {
-        return Err(kubelet::in_use(record));
-    }
-    let message = format!(
-        "claim {} (UID {}) is {} for pods {}: use `nodedock unprepare`, which calls its drivers",
-        record.id,
-        record.id.uid,
-        record.state.as_str(),
-        pods_named(record)
-    );
-    Err(Problem::conflict(ProblemCode::ClaimInUse, message))
+    Err(kubelet::in_use(record))
 }
 
 pub fn release(record: &ClaimRecord, now_ms: u64, by: &Caller) -> (Arc<ClaimRecord>, Vec<DriverName>) {
