@@ -78,8 +78,6 @@ pub enum Point {
     CdiStaged,
     CdiRenamed,
     CdiRemoved,
-    /// The CDI directory is synced, and the waiting callers are not notified.
-    CdiSynced,
 }
 
 impl Point {

@@ -1,7 +1,6 @@
-//! The directory that container runtimes read. One thread writes it and groups waiting requests; callers read it themselves. Changes
-//! only files that begin with this daemon's line.
+//! The directory that container runtimes read. Changes only files that begin with this daemon's line.
 
-use std::fs::{DirEntry, File};
+use std::fs::{DirEntry, File, Metadata};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -9,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
-use tokio::sync::{mpsc, oneshot};
 
 use super::catalog::{Catalog, Collision, Moment, Touched};
 use super::identity::{Identity, OPENING};
@@ -18,16 +17,12 @@ use super::render::{SpecFile, mark_of};
 
 mod writer;
 
-use writer::Job;
-
-/// Queue of the writer; further requests wait for a slot.
-const QUEUE: usize = 1024;
 /// Bytes of a file that are read: more than the bounds on edits allow for a claim.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 /// More than the tick of any file system's clock.
 pub(super) const CLOCK_TICK_MAX: Duration = Duration::from_millis(20);
-/// Suffix of temporary files: runtimes read only `*.json` and `*.yaml`.
 const TEMPORARY_PREFIX: &str = ".nodedock-";
+/// Suffix of temporary files: runtimes read only `*.json` and `*.yaml`.
 const TEMPORARY_SUFFIX: &str = ".tmp";
 
 /// Why files were not written or removed.
@@ -39,7 +34,7 @@ pub enum CdiError {
     Name(String),
     #[error("{0} is in the way: it does not begin with this daemon's line, so it belongs to another program")]
     Foreign(String),
-    #[error("the writer of the CDI directory has ended")]
+    #[error("the daemon stops, and does not read the CDI directory any more")]
     Closed,
 }
 
@@ -47,10 +42,6 @@ impl CdiError {
     fn io(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.display().to_string();
         move |source| Self::Io { doing, path, source: Arc::new(source) }
-    }
-
-    fn is_gone(&self) -> bool {
-        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 }
 
@@ -64,20 +55,18 @@ pub struct OurFile {
     pub spec: String,
 }
 
-/// Handle to the directory. Clones write to the same directory; its thread ends with the last handle.
+/// Handle to the directory. Clones share its state.
 #[derive(Clone)]
-pub struct CdiDir {
-    inbox: mpsc::Sender<Job>,
-    directory: Arc<Directory>,
-}
+pub struct CdiDir(Arc<Directory>);
 
-/// State that the handles and the writer share.
 struct Directory {
     path: PathBuf,
     /// Prefix of its temporary files.
     temporary_prefix: String,
     hasher: RandomState,
     catalog: Catalog,
+    /// One change at a time.
+    changing: Mutex<()>,
 }
 
 /// A file after it was written or compared.
@@ -99,7 +88,7 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    pub(super) fn of(metadata: &std::fs::Metadata) -> Self {
+    pub(super) fn of(metadata: &Metadata) -> Self {
         Self {
             inode: metadata.ino(),
             size: metadata.size(),
@@ -133,60 +122,44 @@ impl CdiDir {
         let tag = hex::encode(&Sha256::digest(daemon)[..4]);
         let temporary_prefix = format!("{TEMPORARY_PREFIX}{tag}-");
         sweep(path, &temporary_prefix)?;
-        let directory = Arc::new(Directory {
+        Ok(Self(Arc::new(Directory {
             path: path.to_owned(),
             temporary_prefix,
             hasher: RandomState::new(),
             catalog: Catalog::new(path, directories, mark_of(daemon)),
-        });
-        let (inbox, jobs) = mpsc::channel(QUEUE);
-        let writer = directory.clone();
-        std::thread::Builder::new()
-            .name("cdi".to_owned())
-            .spawn(move || writer.run(jobs))
-            .map_err(CdiError::io("start the writer of", path))?;
-        Ok(Self { inbox, directory })
+            changing: Mutex::default(),
+        })))
     }
 
-    /// Writes the files, each atomically, so that they outlive a power loss: a sync of each file and one of the directory for all waiting
-    /// requests. An existing file with the same bytes stays unchanged. After an error some of them may have been written. Dropping the
-    /// future does not undo the writes.
-    pub async fn write(&self, files: Vec<SpecFile>) -> Result<(), CdiError> {
+    /// Writes the files, each atomically for readers, and without a sync. An existing file with the same bytes stays unchanged. After an
+    /// error some of them may have been written. Blocks.
+    pub fn write(&self, files: &[SpecFile]) -> Result<(), CdiError> {
         if files.is_empty() {
             return Ok(());
         }
-        let files = files.iter().map(|file| self.directory.marked(file)).collect();
-        self.request(files, Vec::new()).await
+        let files: Vec<_> = files.iter().map(|file| self.0.marked(file)).collect();
+        self.0.change(&files, &[])
     }
 
-    /// Removes files of this daemon by name; a missing one is no error.
-    pub async fn remove(&self, names: Vec<String>) -> Result<(), CdiError> {
-        if names.is_empty() {
-            return Ok(());
-        }
-        self.request(Vec::new(), names).await
-    }
-
-    async fn request(&self, write: Vec<SpecFile>, remove: Vec<String>) -> Result<(), CdiError> {
-        let (done, outcome) = oneshot::channel();
-        self.inbox.send(Job { write, remove, done }).await.map_err(|_| CdiError::Closed)?;
-        outcome.await.unwrap_or(Err(CdiError::Closed))
+    /// Removes files of this daemon by name; a missing one is no error. Blocks.
+    pub fn remove(&self, names: &[String]) -> Result<(), CdiError> {
+        if names.is_empty() { Ok(()) } else { self.0.change(&[], names) }
     }
 
     /// Returns whether the file exists with these bytes. Costs one `stat` if it is unchanged since the last check, a read
     /// otherwise and shortly after its write.
     pub fn is_current(&self, file: &SpecFile) -> bool {
-        self.directory.is_current(&self.directory.marked(file))
+        self.0.is_current(&self.0.marked(file))
     }
 
     /// Returns the files of this daemon, by name. Blocks: reads all of them.
     pub fn list_ours(&self) -> Result<Vec<OurFile>, CdiError> {
         let mut ours = Vec::new();
-        for entry in entries(&self.directory.path)? {
+        for entry in entries(&self.0.path)? {
             let Some(name) = entry.file_name().into_string().ok().filter(|name| is_spec_name(name)) else {
                 continue;
             };
-            match self.directory.read_ours(&entry.path()) {
+            match self.0.read_ours(&entry.path()) {
                 Ok(text) => ours.extend(text.map(|text| OurFile::new(name, &text))),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(CdiError::io("read", &entry.path())(error)),
@@ -196,15 +169,14 @@ impl CdiDir {
         Ok(ours)
     }
 
-    /// Returns by one `stat` whether the file is unchanged since this daemon wrote or removed it. A change within a tick of the file system's
-    /// clock is not visible; `is_current` is certain.
+    /// Returns whether the file is as this daemon wrote or removed it. Costs one `stat` if it is unchanged since a check of some time after
+    /// the last change, a read otherwise.
     pub fn is_as_left(&self, name: &str) -> bool {
-        let found = std::fs::symlink_metadata(self.directory.path.join(name));
-        match (found, self.directory.catalog.known.lock().get(name)) {
-            (Ok(metadata), Some(known)) => known.stamp == Stamp::of(&metadata),
-            (Err(error), None) if error.kind() == io::ErrorKind::NotFound => {
-                !self.directory.catalog.has(name)
-            }
+        let path = self.0.path.join(name);
+        let known = self.0.catalog.known.lock().get(name).copied();
+        match (std::fs::symlink_metadata(&path), known) {
+            (Ok(metadata), Some(known)) => self.0.is_known(name, &metadata, known),
+            (Err(error), None) if error.kind() == io::ErrorKind::NotFound => !self.0.catalog.has(name),
             _ => false,
         }
     }
@@ -212,51 +184,51 @@ impl CdiDir {
     /// Updates the devices of other programs' files, which `collisions` and `missing` use. Costs a `stat` of each directory, and
     /// reads only new and changed files.
     pub async fn survey(&self) -> Result<(), CdiError> {
-        if self.directory.catalog.is_fresh() {
+        if self.0.catalog.is_fresh() {
             return Ok(());
         }
-        let (dir, requested) = (self.clone(), self.directory.catalog.now());
+        let (dir, requested) = (self.clone(), self.0.catalog.now());
         tokio::task::spawn_blocking(move || dir.look(requested, false)).await.unwrap_or(Err(CdiError::Closed))
     }
 
     /// The same, with a `stat` of each file of other programs. Blocks.
     pub fn survey_all(&self) -> Result<(), CdiError> {
-        self.look(self.directory.catalog.now(), true)
+        self.look(self.0.catalog.now(), true)
     }
 
     fn look(&self, requested: Moment, all: bool) -> Result<(), CdiError> {
-        let read = self.directory.catalog.refresh(requested, all);
+        let read = self.0.catalog.refresh(requested, all);
         read.map_err(|(directory, error)| CdiError::io("read the directory", &directory)(error))
     }
 
     /// Returns other programs' files with a device of the same qualified name: runtimes refuse a device of two files in one directory,
     /// and use the one of a later directory. By the last `survey`, the first file of each device.
     pub fn collisions(&self, qualified: &[String]) -> Vec<Collision> {
-        self.directory.catalog.collisions(qualified)
+        self.0.catalog.collisions(qualified)
     }
 
     /// Returns the names that are in no file of other programs, by the last `survey`.
     pub fn missing(&self, qualified: &[String]) -> Vec<String> {
-        self.directory.catalog.missing(qualified)
+        self.0.catalog.missing(qualified)
     }
 
     /// Reads changed files again.
     pub async fn touched(&self, names: Vec<String>) -> Touched {
         let dir = self.clone();
-        let look = move || dir.directory.catalog.touched(&names);
+        let look = move || dir.0.catalog.touched(&names);
         tokio::task::spawn_blocking(look).await.unwrap_or_default()
     }
 
     /// Returns the names of this daemon's files that this process neither wrote nor compared: copies, or files of an earlier
     /// run. By the last `survey`.
     pub fn strays(&self) -> Vec<String> {
-        let (ours, known) = (self.directory.catalog.ours(), self.directory.catalog.known.lock());
+        let (ours, known) = (self.0.catalog.ours(), self.0.catalog.known.lock());
         ours.into_iter().filter(|name| !known.contains_key(name)).collect()
     }
 
     /// Returns a file of this daemon by name. `None`: it does not exist, or belongs to another program.
     pub async fn read(&self, name: &str) -> Option<OurFile> {
-        let (directory, name) = (self.directory.clone(), name.to_owned());
+        let (directory, name) = (self.0.clone(), name.to_owned());
         let read = move || {
             let text = directory.read_ours(&directory.path.join(&name)).ok()??;
             Some(OurFile::new(name, &text))
@@ -294,21 +266,33 @@ impl Directory {
     }
 
     fn is_current(&self, file: &SpecFile) -> bool {
-        let path = self.path.join(&file.name);
-        let Ok(metadata) = std::fs::symlink_metadata(&path) else { return false };
-        let (hash, stamp) = (self.hasher.hash_one(&file.bytes), Stamp::of(&metadata));
-        let as_left = |known: &Known| known.settled && known.stamp == stamp;
-        if let Some(known) = self.catalog.known.lock().get(&file.name).filter(|known| as_left(known)) {
-            return known.hash == hash;
+        let Ok(metadata) = std::fs::symlink_metadata(self.path.join(&file.name)) else { return false };
+        let hash = self.hasher.hash_one(&file.bytes);
+        let known = self.catalog.known.lock().get(&file.name).copied();
+        match known {
+            Some(known) if known.settled && known.stamp == Stamp::of(&metadata) => known.hash == hash,
+            _ if metadata.size() != file.bytes.len() as u64 => false,
+            _ => {
+                let known = Known { hash, stamp: Stamp::of(&metadata), settled: false };
+                self.is_known(&file.name, &metadata, known)
+            }
         }
-        let settled = stamp.is_settled();
-        let same = metadata.is_file()
-            && metadata.size() == file.bytes.len() as u64
-            && std::fs::read(&path).is_ok_and(|bytes| bytes == file.bytes);
-        if same {
-            self.catalog.known.lock().insert(file.name.clone(), Known { hash, stamp, settled });
+    }
+
+    /// Returns whether the file is the known one: by its metadata, or by its content if a change may not show in them.
+    fn is_known(&self, name: &str, metadata: &Metadata, known: Known) -> bool {
+        let is_same = known.stamp == Stamp::of(metadata);
+        if !is_same || known.settled {
+            return is_same;
         }
-        same
+        let settled = known.stamp.is_settled();
+        let is_same = metadata.is_file()
+            && std::fs::read(self.path.join(name))
+                .is_ok_and(|bytes| self.hasher.hash_one(&bytes) == known.hash);
+        if is_same {
+            self.catalog.known.lock().insert(name.to_owned(), Known { settled, ..known });
+        }
+        is_same
     }
 }
 

@@ -73,6 +73,9 @@ pub struct Meta {
     pub written_by: String,
     /// RFC 3339.
     pub created: String,
+    /// Whether a commit has shown that the disk accepts writes. The first start does that when it has recovered what it can.
+    #[serde(skip)]
+    pub is_probed: bool,
 }
 
 /// The content of a checkpoint.
@@ -274,7 +277,8 @@ pub(super) fn load_meta(database: &impl ReadableDatabase) -> Result<Option<Meta>
     if format > FORMAT_VERSION {
         return Err(LoadError::Newer { found: format, written_by });
     }
-    Ok(Some(Meta { format, written_by, created }))
+    let is_probed = table.get(META_PROBED)?.is_some();
+    Ok(Some(Meta { format, written_by, created, is_probed }))
 }
 
 /// Reads a table. `key_of` returns the key that a record must have.

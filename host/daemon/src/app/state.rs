@@ -16,16 +16,14 @@ use nodedock_model::{Problem, ProblemCode};
 /// Keys of unreadable records that a condition names; the log has all of them.
 const KEYS_NAMED_MAX: usize = 8;
 
-/// Opens the checkpoint, and recovers claims from CDI files if it has no record: it is new, or a previous start died before it had
-/// written the recovered claims. Files never outlive the records of their claims.
+/// Opens the checkpoint, and recovers claims from CDI files if it is new, or a previous start died before it had written the recovered
+/// claims. A file without a claim in any other checkpoint is one whose removal a power loss undid.
 pub(super) async fn open(path: &Path, cdi: &CdiDir, conditions: &Conditions) -> Result<Opened> {
     let mut opened = checkpoint::open(path)?;
     failpoint::pass(Point::CheckpointOpened);
     tracing::info!(claims = opened.dump.claims.len(), pods = opened.dump.pods.len(), "checkpoint open");
-    let recovered = match opened.dump.is_empty() {
-        true => recover(&mut opened, cdi).await?,
-        false => (0, 0),
-    };
+    let is_new = opened.dump.is_empty() && !opened.dump.meta.is_probed;
+    let recovered = if is_new { recover(&mut opened, cdi).await? } else { (0, 0) };
     report(path, &opened, recovered, conditions);
     Ok(opened)
 }
@@ -46,6 +44,7 @@ async fn recover(opened: &mut Opened, cdi: &CdiDir) -> Result<(usize, usize)> {
     }
     let changes = opened.dump.claims.iter().cloned().map(Arc::new).map(Change::PutClaim).collect();
     opened.checkpoint.commit(changes).await.context("write the claims that were recovered from CDI files")?;
+    opened.checkpoint.probe().await.context("note in the checkpoint that claims were recovered")?;
     Ok(recovered)
 }
 
@@ -93,6 +92,10 @@ fn unreadable(skipped: &[Skipped]) -> Problem {
 mod tests {
     use super::*;
     use nodedock_core::checkpoint::Table;
+    use nodedock_model::{
+        ClaimRecord, ClaimState, DeviceAccess, DeviceName, DriverName, DriverPart, Edits, ObjectRef,
+        PoolName, PreparedClaim, PreparedDevice,
+    };
 
     #[test]
     fn unreadable_records_are_counted_and_the_first_are_named() {
@@ -131,6 +134,41 @@ mod tests {
         assert_eq!(found, expected);
         let message = &conditions.list()[1].problem.message;
         assert!(message.contains("bad magic") && message.contains("2 claims"), "{message}");
+    }
+
+    #[tokio::test]
+    async fn claims_are_recovered_once_and_a_file_whose_removal_was_undone_gives_none() {
+        let (directory, conditions) = (tempfile::tempdir().unwrap(), Conditions::default());
+        let path = directory.path().join("checkpoint.redb");
+        let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
+        cdi.write(&cdi::render(&prepared()).unwrap()).unwrap();
+        for claims in [1, 0] {
+            let opened = open(&path, &cdi, &conditions).await.unwrap();
+            assert_eq!(opened.dump.claims.len(), claims);
+            let changes = opened.dump.claims.iter().map(|claim| Change::DeleteClaim(claim.id.uid.clone()));
+            opened.checkpoint.commit(changes.collect()).await.unwrap();
+            opened.checkpoint.close().await;
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(open(&path, &cdi, &conditions).await.unwrap().dump.claims.len(), 1);
+    }
+
+    fn prepared() -> ClaimRecord {
+        let id = ObjectRef::new("default", "one", "uid-one").unwrap();
+        let (driver, edits) = (DriverName::new("gpu.example.com").unwrap(), Edits::default());
+        let device = PreparedDevice {
+            requests: vec!["gpu".to_owned()],
+            pool: PoolName::new("pool").unwrap(),
+            device: DeviceName::new("gpu-0").unwrap(),
+            share_id: None,
+            access: DeviceAccess::Edits(edits),
+            status: None,
+        };
+        let result = PreparedClaim { devices: vec![device], ..PreparedClaim::default() };
+        let mut record = ClaimRecord::new(id, ClaimState::Prepared, "boot");
+        let part = DriverPart { prepared: Some(result), ..DriverPart::default() };
+        record.drivers.insert(driver, part);
+        record
     }
 
     #[test]

@@ -60,9 +60,10 @@ proptest! {
     #[test]
     fn a_spec_needs_the_highest_version_of_what_it_uses(chosen in any::<[bool; FEATURES.len()]>()) {
         let (mut spec, mut needed) = (valid(), Version::V0_3_0);
-        for ((_, change, version), _) in FEATURES.into_iter().zip(chosen).filter(|(_, chosen)| *chosen) {
+        for ((name, change, version), _) in FEATURES.into_iter().zip(chosen).filter(|(_, chosen)| *chosen) {
             change(&mut spec);
             needed = needed.max(version);
+            prop_assert!(spec.required_version() >= version, "{}", name);
         }
         prop_assert_eq!(spec.required_version(), needed);
         prop_assert_eq!(validate(&spec), Ok(()));

@@ -46,7 +46,7 @@ type PodClaims<'a> = (&'a PodRequest, &'a [ResolvedClaim]);
 pub(super) struct Plan {
     /// Prepared already, and unchanged.
     known: Vec<Arc<ClaimRecord>>,
-    /// Prepared already, and joined by a new holder.
+    /// Prepared already, with a changed record, as by a new holder.
     joined: Vec<Arc<ClaimRecord>>,
     work: Vec<Work>,
     refused: BTreeMap<Uid, Problem>,
@@ -298,13 +298,14 @@ impl Manager {
     async fn call_and_finish(&self, holder: Holder<'_>, work: Vec<Work>, call: &Call, ends: &mut Outcomes) {
         let results = self.call_prepare(&work, call).await;
         let (mut open, mut prepared, mut rolled_back) = (Vec::new(), Vec::new(), Vec::new());
-        let mut _called = Vec::new();
+        // A driver's file is kept as long as its identity: until the result that names it is durable.
+        let mut kept_until_durable = Vec::new();
         for ((record, _), results) in work.iter().zip(results) {
             let uid = record.id.uid.clone();
             let (results, drivers): (Vec<_>, Vec<_>) = results.into_iter().unzip();
             let results = renderable(record, results);
             self.note_results(holder.pod(), record, &results, &drivers);
-            _called.push(drivers);
+            kept_until_durable.push(drivers);
             let end = machine::finish_prepare(record, holder.part(), results, now_ms());
             let (records, record, end) = match end {
                 PrepareEnd::Prepared(record) => (&mut prepared, record, Ok(ClaimEnd::Prepared)),
@@ -315,20 +316,22 @@ impl Manager {
             records.push(record);
         }
         let prepared = self.with_file_notes(prepared).await;
-        // Files are derived from the records, so the order of the two does not matter: both are there before the answer.
+        // Files are derived from the records, so the order of the two does not matter: both are there before the answer. The commit is polled
+        // first: its thread syncs while this one writes the files.
         let files = self
             .check_files(&prepared, Nodes::Checked)
             .inspect(|_| failpoint::pass(Point::PrepareFilesWritten));
         let records = self
             .commit_claims(prepared.iter().chain(&open).cloned().collect())
             .inspect(|_| failpoint::pass(Point::PrepareCommitted));
-        let (files, committed) = tokio::join!(files, records);
+        let (committed, files) = tokio::join!(records, files);
+        drop(kept_until_durable);
         failpoint::pass(Point::PrepareDone);
         ends.extend(files.into_iter().map(|(uid, problem)| (uid, Err(problem))));
         if let Err(problem) = committed {
             ends.extend(prepared.iter().map(|record| (record.id.uid.clone(), Err(problem.clone()))));
         }
-        self.remove_stale_files(&open).await;
+        self.remove_stale_files(&open);
         if !rolled_back.is_empty() {
             self.roll_back(rolled_back, holder.part(), call).await;
         }

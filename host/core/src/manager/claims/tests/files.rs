@@ -84,6 +84,32 @@ async fn whatever_becomes_of_a_file_it_is_rendered_again() {
     assert_eq!((daemon.conditions(), gpu.counts()), (vec![], (1, 0)));
 }
 
+/// Nothing is synced, so a power loss between the rename and anything else leaves one of these.
+#[tokio::test]
+async fn what_a_power_loss_took_of_a_file_is_there_again_before_the_first_answer() {
+    let (home, daemon, a, gpu) = with_prepared().await;
+    let path = daemon.cdi.join(NAME);
+    let (whole, claims) = (std::fs::read(&path).unwrap(), daemon.manager.claims());
+    daemon.crash().await;
+    let losses: [&dyn Fn() -> std::io::Result<()>; 4] = [
+        &|| std::fs::remove_file(&path),
+        &|| std::fs::write(&path, ""),
+        &|| std::fs::write(&path, &whole[..whole.len() / 2]),
+        &|| std::fs::rename(&path, home.sys().join("a temporary file that was never renamed")),
+    ];
+    for lose in losses {
+        lose().unwrap();
+        let daemon = home.start();
+        daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+        daemon.serve(&gpu);
+        assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
+        assert_eq!(std::fs::read(&path).unwrap(), whole);
+        assert_eq!(daemon.manager.claims(), claims);
+        daemon.crash().await;
+    }
+    assert_eq!(gpu.counts(), (1, 0), "the record suffices");
+}
+
 #[tokio::test]
 async fn a_file_under_our_name_that_is_not_ours_is_left_and_reported_until_it_goes() {
     let (_home, daemon, a, gpu) = with_prepared().await;
