@@ -27,6 +27,8 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 
+use nodedock_base::error::chain;
+use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid};
 
 pub use error::{CommitError, OpenError, ReadError};
@@ -93,8 +95,39 @@ pub fn open(path: &Path) -> Result<Opened, OpenError> {
     open_with(path, &UPGRADES)
 }
 
+/// The same. A checkpoint without a record is filled with the claims that `recover` returns, if no start has done that before: its records
+/// were lost, and are not deleted ones.
+pub fn open_or_recover<E: From<OpenError> + From<CommitError>>(
+    path: &Path,
+    recover: impl FnOnce() -> Result<Vec<ClaimRecord>, E>,
+) -> Result<Opened, E> {
+    let (database, mut dump, set_aside) = file::open(path, &UPGRADES)?;
+    failpoint::pass(Point::CheckpointOpened);
+    if !dump.meta.is_recovered {
+        let claims = if dump.is_empty() { recover()? } else { Vec::new() };
+        match format::put_recovered(&database, &claims) {
+            // A disk that takes no writes is reported by the first commit, and the next start marks the file.
+            Err(error) if claims.is_empty() => {
+                tracing::warn!(error = chain(&error), "the checkpoint is not marked as recovered");
+            }
+            done => done?,
+        }
+        dump.claims.extend(claims);
+    }
+    Ok(run(path, database, dump, set_aside)?)
+}
+
 fn open_with(path: &Path, upgrades: &Upgrades) -> Result<Opened, OpenError> {
     let (database, dump, set_aside) = file::open(path, upgrades)?;
+    run(path, database, dump, set_aside)
+}
+
+fn run(
+    path: &Path,
+    database: redb::Database,
+    dump: Dump,
+    set_aside: Option<SetAside>,
+) -> Result<Opened, OpenError> {
     let opener = file::reopener(path)?;
     let checkpoint = start(database, opener, dump.precious()).map_err(|source| OpenError::Io {
         path: path.to_owned(),

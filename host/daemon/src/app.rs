@@ -216,7 +216,7 @@ impl Built {
         let started_ms = now_ms();
         let conditions = Conditions::new(changes.clone());
         let cdi = CdiDir::open(&paths.cdi, &paths.cdi_spec_dirs, &paths.checkpoint.to_string_lossy())?;
-        let opened = state::open(&paths.checkpoint, &cdi, &conditions).await?;
+        let opened = state::open(&paths.checkpoint, &cdi, &conditions)?;
         failpoint::pass(Point::Recovered);
         let unreadable = opened.dump.unreadable_claims();
         let table = ClaimTable::new(opened.dump.claims, opened.dump.pods).with_unreadable(unreadable);

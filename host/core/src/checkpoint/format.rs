@@ -4,13 +4,15 @@ use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use redb::{ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, TableError, TableHandle};
+use redb::{
+    Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, TableError, TableHandle,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::upgrade::{self, RecordStep, UPGRADES, Upgrades};
-use super::writer::Write;
+use super::writer::{Write, guarded};
 use super::{Change, CommitError, carry};
 use nodedock_base::{clock, worded};
 use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid};
@@ -27,6 +29,7 @@ const META_FORMAT: &str = "format";
 const META_WRITTEN_BY: &str = "written-by";
 const META_CREATED: &str = "created";
 pub(super) const META_PROBED: &str = "probed";
+const META_RECOVERED: &str = "recovered";
 
 worded! {
     /// A table of records. The first two exist in every file, the others from their first write; a release that does not know a table leaves
@@ -73,9 +76,9 @@ pub struct Meta {
     pub written_by: String,
     /// RFC 3339.
     pub created: String,
-    /// Whether a commit has shown that the disk accepts writes. The first start does that when it has recovered what it can.
+    /// Whether a start has recovered what there was to recover.
     #[serde(skip)]
-    pub is_probed: bool,
+    pub(super) is_recovered: bool,
 }
 
 /// The content of a checkpoint.
@@ -277,8 +280,27 @@ pub(super) fn load_meta(database: &impl ReadableDatabase) -> Result<Option<Meta>
     if format > FORMAT_VERSION {
         return Err(LoadError::Newer { found: format, written_by });
     }
-    let is_probed = table.get(META_PROBED)?.is_some();
-    Ok(Some(Meta { format, written_by, created, is_probed }))
+    let is_recovered = table.get(META_RECOVERED)?.is_some();
+    Ok(Some(Meta { format, written_by, created, is_recovered }))
+}
+
+/// Writes recovered claims, and in the same transaction that this was done.
+pub(super) fn put_recovered(database: &Database, claims: &[ClaimRecord]) -> Result<(), CommitError> {
+    let writes = claims.iter().map(|claim| put(Table::Claims, &claim.id.uid, claim));
+    let writes = writes.collect::<Result<Vec<_>, _>>()?;
+    guarded("write", || {
+        let transaction = database.begin_write()?;
+        {
+            let mut table = transaction.open_table(Table::Claims.definition())?;
+            for Write { key, value, .. } in &writes {
+                table.insert(key.as_str(), value.as_deref().unwrap_or_default())?;
+            }
+        }
+        let now = clock::rfc3339(clock::now_ms());
+        transaction.open_table(META)?.insert(META_RECOVERED, now.as_str())?;
+        transaction.commit()?;
+        Ok(())
+    })
 }
 
 /// Reads a table. `key_of` returns the key that a record must have.

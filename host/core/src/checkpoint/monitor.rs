@@ -52,14 +52,6 @@ impl Checkpoint {
         }
     }
 
-    /// Makes an empty commit, which shows that the disk accepts writes; `Meta::is_probed` says so from then on.
-    pub async fn probe(&self) -> Result<(), CommitError> {
-        let (done, outcome) = oneshot::channel();
-        let sent = self.inbox.send(Message::Commit { writes: Vec::new(), done }).await;
-        sent.map_err(|_| CommitError::Closed)?;
-        outcome.await.unwrap_or(Err(CommitError::Closed))
-    }
-
     /// Requests an empty commit, whose outcome is in the status; with a full queue it is not needed.
     fn try_probe(&self) {
         let (done, _) = oneshot::channel();

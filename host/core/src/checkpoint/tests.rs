@@ -327,3 +327,13 @@ async fn a_file_is_read_whole_while_commits_run() {
     }
     reader.await.unwrap();
 }
+
+impl Checkpoint {
+    /// Commits only a time, durably: tests whether the disk accepts writes again, and ends the degraded state if it does.
+    pub(crate) async fn probe(&self) -> Result<(), CommitError> {
+        let (done, outcome) = oneshot::channel();
+        let message = Message::Commit { writes: Vec::new(), done };
+        self.inbox.send(message).await.map_err(|_| CommitError::Closed)?;
+        outcome.await.unwrap_or(Err(CommitError::Closed))
+    }
+}

@@ -1,54 +1,58 @@
 //! The node's state at a start: the checkpoint, or after its loss the claims in the CDI files. Defects are conditions until the next start.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use anyhow::{Context, Result};
 
 use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
-use nodedock_base::failpoint::{self, Point};
 use nodedock_core::cdi::{self, CdiDir, Rebuilt};
-use nodedock_core::checkpoint::{self, Change, Opened, Skipped};
+use nodedock_core::checkpoint::{self, Opened, Skipped};
 use nodedock_core::manager::claims::machine;
-use nodedock_model::{Problem, ProblemCode};
+use nodedock_model::{ClaimRecord, Problem, ProblemCode};
 
 /// Keys of unreadable records that a condition names; the log has all of them.
 const KEYS_NAMED_MAX: usize = 8;
 
-/// Opens the checkpoint, and recovers claims from CDI files if it is new, or a previous start died before it had written the recovered
-/// claims. A file without a claim in any other checkpoint is one whose removal a power loss undid.
-pub(super) async fn open(path: &Path, cdi: &CdiDir, conditions: &Conditions) -> Result<Opened> {
-    let mut opened = checkpoint::open(path)?;
-    failpoint::pass(Point::CheckpointOpened);
+/// What a start took back from CDI files.
+#[derive(Default, PartialEq, Eq)]
+struct Recovered {
+    claims: usize,
+    /// Files of ours that gave no claim.
+    unusable: usize,
+}
+
+/// Opens the checkpoint, and recovers claims from CDI files if it is new, or a previous start died before it had written them. In any
+/// other checkpoint, a file without a claim is one whose removal a power loss undid.
+pub(super) fn open(path: &Path, cdi: &CdiDir, conditions: &Conditions) -> Result<Opened> {
+    let mut recovered = Recovered::default();
+    let opened = checkpoint::open_or_recover(path, || {
+        let (claims, unusable) = recover(cdi)?;
+        recovered = Recovered { claims: claims.len(), unusable };
+        anyhow::Ok(claims)
+    })?;
     tracing::info!(claims = opened.dump.claims.len(), pods = opened.dump.pods.len(), "checkpoint open");
-    let is_new = opened.dump.is_empty() && !opened.dump.meta.is_probed;
-    let recovered = if is_new { recover(&mut opened, cdi).await? } else { (0, 0) };
-    report(path, &opened, recovered, conditions);
+    report(path, &opened, &recovered, conditions);
     Ok(opened)
 }
 
-/// Recovers claims from the CDI specs, so that running pods keep their devices and can be unprepared. Returns the number of claims, and of
-/// our files from which no claim could be read.
-async fn recover(opened: &mut Opened, cdi: &CdiDir) -> Result<(usize, usize)> {
+/// Reads claims from the CDI specs, so that running pods keep their devices and can be unprepared. Returns also the number of our files
+/// from which no claim could be read.
+fn recover(cdi: &CdiDir) -> Result<(Vec<ClaimRecord>, usize)> {
     let Rebuilt { claims, unusable } =
         cdi::rebuild(cdi.list_ours().context("read the CDI files for lost claims")?);
-    let recovered = (claims.len(), unusable.len());
-    for (file, error) in unusable {
-        tracing::error!(file, error = chain(&error), "a cdi file gives no claim back; it stays");
+    for (file, error) in &unusable {
+        tracing::error!(file, error = chain(error), "a cdi file gives no claim back; it stays");
     }
-    for mut record in claims.into_values() {
+    let mut claims: Vec<_> = claims.into_values().collect();
+    for record in &mut claims {
         // The files do not say what devices allow: each is held exclusively unless it is a share.
         record.holds = machine::holds(&record.allocation, |_, _, _| machine::DeviceFacts::default());
-        opened.dump.claims.push(record);
     }
-    let changes = opened.dump.claims.iter().cloned().map(Arc::new).map(Change::PutClaim).collect();
-    opened.checkpoint.commit(changes).await.context("write the claims that were recovered from CDI files")?;
-    opened.checkpoint.probe().await.context("note in the checkpoint that claims were recovered")?;
-    Ok(recovered)
+    Ok((claims, unusable.len()))
 }
 
-fn report(path: &Path, opened: &Opened, recovered: (usize, usize), conditions: &Conditions) {
+fn report(path: &Path, opened: &Opened, recovered: &Recovered, conditions: &Conditions) {
     let (subject, what) = (path.display().to_string(), describe(recovered));
     if let Some(aside) = &opened.set_aside {
         let message = format!("the checkpoint could not be read ({}) and is set aside; {what}", aside.reason);
@@ -56,7 +60,7 @@ fn report(path: &Path, opened: &Opened, recovered: (usize, usize), conditions: &
             &aside.path.display().to_string(),
             Problem::internal(ProblemCode::CheckpointSetAside, message),
         );
-    } else if recovered != (0, 0) {
+    } else if *recovered != Recovered::default() {
         let message = format!("the checkpoint was missing, or had no record; {what}");
         conditions.set(&subject, Problem::internal(ProblemCode::CheckpointMissing, message));
     }
@@ -65,9 +69,9 @@ fn report(path: &Path, opened: &Opened, recovered: (usize, usize), conditions: &
     }
 }
 
-fn describe((claims, unusable): (usize, usize)) -> String {
-    let claims = format!("{claims} claims were taken back from CDI files");
-    match unusable {
+fn describe(recovered: &Recovered) -> String {
+    let claims = format!("{} claims were taken back from CDI files", recovered.claims);
+    match recovered.unusable {
         0 => claims,
         files => format!("{claims}, and {files} of our files there gave none"),
     }
@@ -91,10 +95,10 @@ fn unreadable(skipped: &[Skipped]) -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nodedock_core::checkpoint::Table;
+    use nodedock_core::checkpoint::{Change, Table};
     use nodedock_model::{
-        ClaimRecord, ClaimState, DeviceAccess, DeviceName, DriverName, DriverPart, Edits, ObjectRef,
-        PoolName, PreparedClaim, PreparedDevice,
+        ClaimState, DeviceAccess, DeviceName, DriverName, DriverPart, Edits, ObjectRef, PoolName,
+        PreparedClaim, PreparedDevice,
     };
 
     #[test]
@@ -117,14 +121,14 @@ mod tests {
         let (directory, conditions) = (tempfile::tempdir().unwrap(), Conditions::default());
         let path = directory.path().join("checkpoint.redb");
         let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
-        let mut opened = open(&path, &cdi, &conditions).await.unwrap();
+        let mut opened = open(&path, &cdi, &conditions).unwrap();
         assert_eq!(conditions.list(), [], "a first start is no loss");
 
         let aside = directory.path().join("aside");
         opened.set_aside = Some(checkpoint::SetAside { path: aside.clone(), reason: "bad magic".to_owned() });
         let (table, key, reason) = (Table::Claims, "uid-1".to_owned(), "EOF".to_owned());
         opened.dump.skipped.push(Skipped { table, key, reason, bytes: 0 });
-        report(&path, &opened, (2, 1), &conditions);
+        report(&path, &opened, &Recovered { claims: 2, unusable: 1 }, &conditions);
         let found: Vec<_> = conditions.list().into_iter().map(|c| (c.subject, c.problem.code)).collect();
         let subject = |path: &Path| path.display().to_string();
         let expected = [
@@ -143,14 +147,32 @@ mod tests {
         let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
         cdi.write(&cdi::render(&prepared()).unwrap()).unwrap();
         for claims in [1, 0] {
-            let opened = open(&path, &cdi, &conditions).await.unwrap();
+            let opened = open(&path, &cdi, &conditions).unwrap();
             assert_eq!(opened.dump.claims.len(), claims);
             let changes = opened.dump.claims.iter().map(|claim| Change::DeleteClaim(claim.id.uid.clone()));
             opened.checkpoint.commit(changes.collect()).await.unwrap();
             opened.checkpoint.close().await;
         }
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(open(&path, &cdi, &conditions).await.unwrap().dump.claims.len(), 1);
+        assert_eq!(open(&path, &cdi, &conditions).unwrap().dump.claims.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_checkpoint_that_had_a_record_at_its_first_start_recovers_nothing_either() {
+        let (directory, conditions) = (tempfile::tempdir().unwrap(), Conditions::default());
+        let path = directory.path().join("checkpoint.redb");
+        let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
+        let (record, uid) = (prepared(), prepared().id.uid);
+        cdi.write(&cdi::render(&record).unwrap()).unwrap();
+        // As an older release left it.
+        let older = checkpoint::open(&path).unwrap().checkpoint;
+        older.commit(vec![Change::PutClaim(record.into())]).await.unwrap();
+        older.close().await;
+        let opened = open(&path, &cdi, &conditions).unwrap();
+        opened.checkpoint.commit(vec![Change::DeleteClaim(uid)]).await.unwrap();
+        opened.checkpoint.close().await;
+        assert!(open(&path, &cdi, &conditions).unwrap().dump.claims.is_empty());
+        assert_eq!(conditions.list(), []);
     }
 
     fn prepared() -> ClaimRecord {
@@ -173,8 +195,11 @@ mod tests {
 
     #[test]
     fn unusable_files_are_counted_if_there_are_any() {
-        assert_eq!(describe((2, 0)), "2 claims were taken back from CDI files");
+        assert_eq!(
+            describe(&Recovered { claims: 2, unusable: 0 }),
+            "2 claims were taken back from CDI files"
+        );
         let nothing = "0 claims were taken back from CDI files, and 1 of our files there gave none";
-        assert_eq!(describe((0, 1)), nothing);
+        assert_eq!(describe(&Recovered { claims: 0, unusable: 1 }), nothing);
     }
 }
