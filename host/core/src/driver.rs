@@ -124,6 +124,12 @@ pub trait ClaimDriver: Send + Sync {
         None
     }
 
+    /// Returns whether a prepare cannot change the node, whatever the driver does. After a crash in the middle of it nothing has to be
+    /// undone, so it needs no intent in the checkpoint.
+    fn is_pure(&self) -> bool {
+        false
+    }
+
     /// Prepares claims. May be repeated for a claim at any time with the same result.
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim>;
 

@@ -400,6 +400,11 @@ impl Effective {
         !self.revoked.load(Ordering::Acquire)
     }
 
+    /// Returns whether a driver can change the node itself. Everything else that is granted is for containers, or only read.
+    pub fn can_change_node(&self) -> bool {
+        !self.sysfs_write_asked.0.is_empty() && !self.sysfs_write_granted.0.is_empty()
+    }
+
     /// `path` is relative to `/sys` and normalised.
     pub fn allows_sysfs_read(&self, path: &str) -> bool {
         self.stands() && self.sysfs_read.allows(path)

@@ -249,6 +249,10 @@ impl ClaimDriver for WasmDriver {
         Some(DriverStats::Wasm(self.stats()))
     }
 
+    fn is_pure(&self) -> bool {
+        !self.sandbox.scope.effective.can_change_node()
+    }
+
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
         let context = self.context(call);
         let requested: Vec<types::Claim> = claims.iter().map(convert::claim_to_guest).collect();

@@ -194,12 +194,22 @@ impl Manager {
 
     /// Puts records into the table, then makes them durable; restores the table if that fails.
     pub(crate) async fn commit_claims(&self, records: Vec<Arc<ClaimRecord>>) -> Result<(), Problem> {
-        let mut undo = Undo::default();
+        self.commit_with(records, Vec::new(), Undo::default()).await
+    }
+
+    /// The same with changes that are in the table already. `undo`: of these, if the commit fails.
+    async fn commit_with(
+        &self,
+        records: Vec<Arc<ClaimRecord>>,
+        mut changes: Vec<Change>,
+        mut undo: Undo,
+    ) -> Result<(), Problem> {
         {
             let mut table = self.table();
             records.iter().for_each(|record| undo.put(&mut table, record));
         }
-        self.commit(records.iter().cloned().map(Change::PutClaim).collect(), undo).await?;
+        changes.extend(records.iter().cloned().map(Change::PutClaim));
+        self.commit(changes, undo).await?;
         self.report_claims(&records);
         Ok(())
     }

@@ -25,6 +25,17 @@ pub(crate) const CALL_MARGIN: Duration = Duration::from_secs(5);
 /// names it yet.
 pub(super) type CalledDriver = (DriverRevision, Arc<DriverIdentity>);
 
+/// The drivers to call, as they serve when a request is decided, or why they cannot be called.
+pub(super) type Callees = BTreeMap<DriverName, Result<(Driver, Arc<dyn ClaimDriver>), Problem>>;
+
+/// Whether the calls cannot change the node.
+pub(super) fn are_pure(callees: &Callees) -> bool {
+    let is_pure = |callee: &Result<(Driver, Arc<dyn ClaimDriver>), Problem>| {
+        callee.as_ref().is_ok_and(|(_, driver)| driver.is_pure())
+    };
+    !callees.is_empty() && callees.values().all(is_pure)
+}
+
 /// The calls for some work: each driver, with the indexes and the records of its claims.
 fn batches(work: &[Work]) -> impl Iterator<Item = (&DriverName, Vec<usize>, Vec<&ClaimRecord>)> {
     let mut batches: BTreeMap<&DriverName, (Vec<usize>, Vec<&ClaimRecord>)> = BTreeMap::new();
@@ -48,47 +59,23 @@ fn by_claim<R>(work: &[Work], calls: Vec<(Vec<usize>, Vec<R>)>) -> Vec<Vec<R>> {
 }
 
 impl Manager {
+    pub(super) fn callees(&self, work: &[Work]) -> Callees {
+        let names = work.iter().flat_map(|(_, drivers)| drivers);
+        names.map(|name| (name.clone(), self.claim_driver(name))).collect()
+    }
+
     /// Prepares; returns the results in the order of `work`, each with the driver if it was called.
     pub(super) async fn call_prepare(
         &self,
         work: &[Work],
+        callees: &Callees,
         call: &Call,
     ) -> Vec<Vec<(DriverResult, Option<CalledDriver>)>> {
-        let calls = batches(work).map(|(driver, indexes, records)| async move {
-            (indexes, self.prepare_with(driver, &records, call).await)
+        let calls = batches(work).filter_map(|(name, indexes, records)| {
+            let callee = callees.get(name)?;
+            Some(async move { (indexes, prepare_with(name, callee, &records, call).await) })
         });
         by_claim(work, join_all(calls).await)
-    }
-
-    async fn prepare_with(
-        &self,
-        name: &DriverName,
-        records: &[&ClaimRecord],
-        call: &Call,
-    ) -> Vec<(DriverResult, Option<CalledDriver>)> {
-        failpoint::pass(Point::PrepareCall);
-        let started = Instant::now();
-        let claims: Vec<_> = records.iter().map(|record| record.driver_claim(name)).collect();
-        let uids = || claims.iter().map(|claim| &claim.id.uid);
-        let (by, called, mut outcomes) = match self.claim_driver(name) {
-            Err(problem) => (None, None, all_failed(uids(), &problem)),
-            Ok((driver, claim_driver)) => {
-                let called = (DriverRevision::of(&driver), driver.identity.clone());
-                let outcomes = in_time(name, call, uids(), claim_driver.prepare(call, &claims)).await;
-                (Some(prepared_by(&driver)), Some(called), outcomes)
-            }
-        };
-        failpoint::pass(Point::PrepareAnswered);
-        let duration_us = micros(started);
-        let result = |record: &&ClaimRecord| {
-            let outcome = outcomes.remove(&record.id.uid).unwrap_or_else(|| Err(skipped(&record.id.uid)));
-            if let Err(problem) = &outcome {
-                let (claim, request, code) = (&record.id, &call.request_id, &problem.code);
-                tracing::warn!(driver = %name, %claim, %request, code, %problem, "claim refused");
-            }
-            (DriverResult { driver: name.clone(), by: by.clone(), outcome, duration_us }, called.clone())
-        };
-        records.iter().map(result).collect()
     }
 
     /// The driver that serves under a name, and its service for claims.
@@ -137,6 +124,37 @@ impl Manager {
         self.unprepare_with_previous_versions(&driver, records, claims, &mut ends, call).await;
         ends
     }
+}
+
+async fn prepare_with(
+    name: &DriverName,
+    callee: &Result<(Driver, Arc<dyn ClaimDriver>), Problem>,
+    records: &[&ClaimRecord],
+    call: &Call,
+) -> Vec<(DriverResult, Option<CalledDriver>)> {
+    failpoint::pass(Point::PrepareCall);
+    let started = Instant::now();
+    let claims: Vec<_> = records.iter().map(|record| record.driver_claim(name)).collect();
+    let uids = || claims.iter().map(|claim| &claim.id.uid);
+    let (by, called, mut outcomes) = match callee {
+        Err(problem) => (None, None, all_failed(uids(), problem)),
+        Ok((driver, claim_driver)) => {
+            let called = (DriverRevision::of(driver), driver.identity.clone());
+            let outcomes = in_time(name, call, uids(), claim_driver.prepare(call, &claims)).await;
+            (Some(prepared_by(driver)), Some(called), outcomes)
+        }
+    };
+    failpoint::pass(Point::PrepareAnswered);
+    let duration_us = micros(started);
+    let result = |record: &&ClaimRecord| {
+        let outcome = outcomes.remove(&record.id.uid).unwrap_or_else(|| Err(skipped(&record.id.uid)));
+        if let Err(problem) = &outcome {
+            let (claim, request, code) = (&record.id, &call.request_id, &problem.code);
+            tracing::warn!(driver = %name, %claim, %request, code, %problem, "claim refused");
+        }
+        (DriverResult { driver: name.clone(), by: by.clone(), outcome, duration_us }, called.clone())
+    };
+    records.iter().map(result).collect()
 }
 
 /// Calls a driver to unprepare claims; returns the outcomes in the order of the claims.

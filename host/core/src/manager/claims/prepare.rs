@@ -1,4 +1,5 @@
-//! Prepare: resolve, decide, commit the intents, call the drivers, commit the results.
+//! Prepare: resolve, decide, commit the intents, call the drivers, commit the results. The intents of drivers that cannot change the node
+//! are not committed: see decision 0013.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,7 +7,7 @@ use std::sync::Arc;
 use futures::FutureExt as _;
 use tokio::time::Instant;
 
-use super::calls::{CalledDriver, prepared_by};
+use super::calls::{CalledDriver, Callees, are_pure, prepared_by};
 use super::files::Nodes;
 use super::machine::{self, DeviceFacts, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep};
 use super::metrics::PREPARE;
@@ -39,6 +40,16 @@ pub(super) type Outcomes = BTreeMap<Uid, Result<ClaimEnd, Problem>>;
 
 /// The request of a pod, and its claims.
 type PodClaims<'a> = (&'a PodRequest, &'a [ResolvedClaim]);
+
+/// What a request has put into the table and not committed yet, because its drivers are pure: the results are committed with it.
+#[derive(Default)]
+struct Uncommitted {
+    /// Prepared claims that the request has joined.
+    joined: Vec<Arc<ClaimRecord>>,
+    /// Of the pod's record.
+    changes: Vec<Change>,
+    undo: Undo,
+}
 
 /// The decisions about every claim of a request. Intents are in the table already, so that no other request takes the same devices;
 /// `undo` removes them again.
@@ -237,7 +248,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Commits the intents, calls the drivers and commits the results. `pod`: its record is updated with the intents.
+    /// Commits the intents, unless the drivers are pure, calls the drivers and commits the results. `pod`: its record is updated.
     pub(super) async fn carry_out(
         &self,
         holder: Holder<'_>,
@@ -254,49 +265,70 @@ impl Manager {
         if accepted.is_empty() {
             return ends;
         }
-        let undo = std::mem::take(&mut plan.undo);
         failpoint::pass(Point::PrepareDecided);
-        if let Err(problem) = self.commit_intents(intents, pod, &accepted, undo).await {
+        let callees = self.callees(&plan.work);
+        let (pod, mut undo) =
+            (pod.map(|(request, claims)| (request, names_of(claims, &accepted))), plan.undo);
+        let changes = self.put_pod(pod, &mut undo);
+        let uncommitted = if are_pure(&callees) {
+            Some(Uncommitted { joined: plan.joined.clone(), changes, undo })
+        } else if let Err(problem) = self.commit_intents(&intents, changes, undo).await {
             ends.extend(accepted.into_iter().map(|uid| (uid, Err(problem.clone()))));
             return ends;
-        }
-        failpoint::pass(Point::PrepareIntended);
+        } else {
+            failpoint::pass(Point::PrepareIntended);
+            None
+        };
         plan.known.append(&mut plan.joined);
         let mut failed = self.check_prepared_files(&plan.known, Nodes::Checked).await;
         let mut end = |uid: &Uid| failed.remove(uid).map_or(Ok(ClaimEnd::Prepared), Err);
         ends.extend(plan.known.iter().map(|record| (record.id.uid.clone(), end(&record.id.uid))));
         if !plan.work.is_empty() {
-            self.call_and_finish(holder, plan.work, call, &mut ends).await;
+            self.call_and_finish(holder, plan.work, &callees, uncommitted, call, &mut ends).await;
         }
         ends
+    }
+
+    /// Updates a pod's record in the table. Returns the change, if there is one.
+    fn put_pod(
+        &self,
+        pod: Option<(&PodRequest, BTreeMap<String, ObjectRef>)>,
+        undo: &mut Undo,
+    ) -> Vec<Change> {
+        let Some((request, accepted)) = pod else { return Vec::new() };
+        let mut table = self.table();
+        let pod = machine::pod_record(&table, &request.pod, &request.containers, accepted);
+        if table.pod(pod.pod.uid.as_str()).is_some_and(|known| **known == pod) {
+            return Vec::new();
+        }
+        let pod = Arc::new(pod);
+        undo.put_pod(&mut table, &pod);
+        vec![Change::PutPod(pod)]
     }
 
     /// Makes the intents durable, with the pod's record if that changes.
     async fn commit_intents(
         &self,
-        intents: Vec<Arc<ClaimRecord>>,
-        pod: Option<PodClaims<'_>>,
-        accepted: &[Uid],
-        mut undo: Undo,
+        intents: &[Arc<ClaimRecord>],
+        mut changes: Vec<Change>,
+        undo: Undo,
     ) -> Result<(), Problem> {
-        let mut changes: Vec<_> = intents.iter().cloned().map(Change::PutClaim).collect();
-        if let Some((request, claims)) = pod {
-            let accepted = names_of(claims, accepted);
-            let mut table = self.table();
-            let pod = machine::pod_record(&table, &request.pod, &request.containers, accepted);
-            if table.pod(pod.pod.uid.as_str()).is_none_or(|known| **known != pod) {
-                let pod = Arc::new(pod);
-                undo.put_pod(&mut table, &pod);
-                changes.push(Change::PutPod(pod));
-            }
-        }
+        changes.extend(intents.iter().cloned().map(Change::PutClaim));
         self.commit(changes, undo).await?;
-        self.report_claims(&intents);
+        self.report_claims(intents);
         Ok(())
     }
 
-    async fn call_and_finish(&self, holder: Holder<'_>, work: Vec<Work>, call: &Call, ends: &mut Outcomes) {
-        let results = self.call_prepare(&work, call).await;
+    async fn call_and_finish(
+        &self,
+        holder: Holder<'_>,
+        work: Vec<Work>,
+        callees: &Callees,
+        uncommitted: Option<Uncommitted>,
+        call: &Call,
+        ends: &mut Outcomes,
+    ) {
+        let results = self.call_prepare(&work, callees, call).await;
         let (mut open, mut prepared, mut rolled_back) = (Vec::new(), Vec::new(), Vec::new());
         // A driver's file is kept as long as its identity: until the result that names it is durable.
         let mut kept_until_durable = Vec::new();
@@ -321,19 +353,38 @@ impl Manager {
         let files = self
             .check_files(&prepared, Nodes::Checked)
             .inspect(|_| failpoint::pass(Point::PrepareFilesWritten));
-        let records = self
-            .commit_claims(prepared.iter().chain(&open).cloned().collect())
-            .inspect(|_| failpoint::pass(Point::PrepareCommitted));
+        let had_intents = uncommitted.is_none();
+        let Uncommitted { joined, changes, undo } = uncommitted.unwrap_or_default();
+        let mut records: Vec<_> = joined.into_iter().chain(prepared.iter().chain(&open).cloned()).collect();
+        if !had_intents {
+            records.extend(rolled_back.iter().cloned());
+        }
+        let records =
+            self.commit_with(records, changes, undo).inspect(|_| failpoint::pass(Point::PrepareCommitted));
         let (committed, files) = tokio::join!(records, files);
         drop(kept_until_durable);
         failpoint::pass(Point::PrepareDone);
         ends.extend(files.into_iter().map(|(uid, problem)| (uid, Err(problem))));
         if let Err(problem) = committed {
+            if !had_intents {
+                // Nothing of the request is in the checkpoint, and so nothing of it is left.
+                ends.values_mut().filter(|end| end.is_ok()).for_each(|end| *end = Err(problem.clone()));
+                return self.remove_files_without_claim(&prepared);
+            }
             ends.extend(prepared.iter().map(|record| (record.id.uid.clone(), Err(problem.clone()))));
         }
         self.remove_stale_files(&open);
         if !rolled_back.is_empty() {
             self.roll_back(rolled_back, holder.part(), call).await;
+        }
+    }
+
+    /// Removes files of claims that are not in the table.
+    fn remove_files_without_claim(&self, records: &[Arc<ClaimRecord>]) {
+        let is_gone = |record: &&Arc<ClaimRecord>| self.table().claim(record.id.uid.as_str()).is_none();
+        let gone: Vec<_> = records.iter().filter(is_gone).cloned().collect();
+        if let Err(problem) = self.remove_files(&gone) {
+            tracing::warn!(%problem, "files of claims that are not in the checkpoint stay");
         }
     }
 

@@ -39,6 +39,8 @@ enum Luck {
 /// A driver with its hardware: it outlives every daemon.
 struct Hardware {
     name: DriverName,
+    /// A pure driver leaves nothing on its hardware.
+    is_pure: bool,
     state: Mutex<State>,
     /// Calls wait while it is shut.
     open: watch::Sender<bool>,
@@ -53,8 +55,9 @@ struct State {
 }
 
 impl Hardware {
-    fn new(short: &str) -> Arc<Self> {
-        Arc::new(Self { name: driver(short), state: Mutex::default(), open: watch::Sender::new(true) })
+    fn new(short: &str, is_pure: bool) -> Arc<Self> {
+        let (name, open) = (driver(short), watch::Sender::new(true));
+        Arc::new(Self { name, is_pure, state: Mutex::default(), open })
     }
 
     fn holds(&self) -> BTreeSet<Uid> {
@@ -81,12 +84,18 @@ impl Hardware {
 
 #[async_trait]
 impl ClaimDriver for Hardware {
+    fn is_pure(&self) -> bool {
+        self.is_pure
+    }
+
     async fn prepare(&self, _: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
         let luck = self.next_luck();
         let memo = {
             let mut state = self.state.lock().unwrap();
             state.calls += 1;
-            state.holds.extend(claims.iter().map(|claim| claim.id.uid.clone()));
+            if !self.is_pure {
+                state.holds.extend(claims.iter().map(|claim| claim.id.uid.clone()));
+            }
             format!("call {}", state.calls)
         };
         let Some(answer) = self.answer(luck, ()).await else { return Outcomes::new() };
@@ -194,10 +203,11 @@ struct World {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(are_pure: [bool; 2]) -> Self {
         let (home, boot) = (Home::new(), 1);
         let daemon = Self::start(&home, boot);
-        let drivers = DRIVERS.map(Hardware::new).to_vec();
+        let drivers =
+            DRIVERS.into_iter().zip(are_pure).map(|(name, is_pure)| Hardware::new(name, is_pure)).collect();
         let mut world =
             Self { home, daemon, drivers, serving: BTreeSet::new(), boot, answers: BTreeMap::new() };
         (0..DRIVERS.len()).for_each(|driver| world.serve(driver, true));
@@ -446,12 +456,13 @@ proptest! {
 
     #[test]
     fn no_history_of_the_manager_loses_a_claim_shares_a_device_or_answers_what_is_not_durable(
+        are_pure in any::<[bool; 2]>(),
         events in prop::collection::vec(event(), 1..14),
     ) {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_all().start_paused(true).build().unwrap();
         let history = async {
-            let mut world = World::new();
+            let mut world = World::new(are_pure);
             for event in &events {
                 world.happen(event).await;
                 world.assert_sound();

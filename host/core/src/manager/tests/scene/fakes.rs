@@ -1,6 +1,7 @@
 //! A claim source, a driver and a device plugin that a test scripts.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -95,6 +96,7 @@ pub(crate) struct FakeDriver {
     calls: watch::Sender<Calls>,
     /// Calls wait while it is shut.
     shut: watch::Sender<bool>,
+    is_pure: AtomicBool,
 }
 
 /// Claims of each call.
@@ -134,7 +136,13 @@ impl FakeDriver {
             unprepare_refusals: Mutex::default(),
             calls: watch::Sender::default(),
             shut: watch::Sender::default(),
+            is_pure: AtomicBool::new(false),
         })
+    }
+
+    /// From now on it cannot change the node.
+    pub(crate) fn become_pure(&self) {
+        self.is_pure.store(true, Relaxed);
     }
 
     /// The answer for a claim the next time that it is prepared.
@@ -177,6 +185,10 @@ impl FakeDriver {
 
 #[async_trait]
 impl ClaimDriver for FakeDriver {
+    fn is_pure(&self) -> bool {
+        self.is_pure.load(Relaxed)
+    }
+
     async fn prepare(&self, _: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
         let uids: Vec<_> = claims.iter().map(|claim| claim.id.uid.clone()).collect();
         self.calls.send_modify(|calls| calls.prepare.push(uids));

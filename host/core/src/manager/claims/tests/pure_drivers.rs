@@ -1,0 +1,92 @@
+//! Drivers that cannot change the node: their prepares have no intent in the checkpoint.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::manager::claims::fixtures::{claim, driver, permanent, pod, transient};
+use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends, with_claim, with_two_drivers};
+use nodedock_model::{ClaimState, ObjectRef};
+
+fn with_pure() -> (Home, Daemon, ObjectRef, Arc<FakeDriver>) {
+    let (home, daemon, a, gpu) = with_claim();
+    gpu.become_pure();
+    (home, daemon, a, gpu)
+}
+
+async fn restarted(home: &Home, daemon: Daemon) -> Daemon {
+    daemon.stop().await;
+    home.start()
+}
+
+#[tokio::test]
+async fn a_prepare_is_one_commit_and_is_durable_with_its_pod() {
+    let (home, daemon, a, _gpu) = with_pure();
+    let before = daemon.commits();
+    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
+    assert_eq!(daemon.commits() - before, 1);
+    let claims = daemon.manager.claims();
+    let daemon = restarted(&home, daemon).await;
+    assert_eq!((daemon.manager.claims(), daemon.manager.pods_count()), (claims, 1));
+    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Prepared));
+}
+
+#[tokio::test]
+async fn a_second_pod_joins_in_one_commit_with_a_new_claim() {
+    let (_home, daemon, a, _gpu) = with_pure();
+    let b = pod("b");
+    daemon.source.put(claim("one", &["gpu/0"], &[&a, &b]));
+    daemon.source.put(claim("two", &["gpu/1"], &[&b]));
+    daemon.prepare(&a, &["one"]).await;
+    let before = daemon.commits();
+    assert_eq!(ends(&daemon.prepare(&b, &["one", "two"]).await), ["prepared", "prepared"]);
+    assert_eq!(daemon.commits() - before, 1);
+    assert!(daemon.manager.claims().iter().all(|claim| claim.pods.contains_key(&b.uid)));
+}
+
+#[tokio::test]
+async fn one_driver_that_may_change_the_node_needs_the_intent_of_all() {
+    let (_home, daemon, a, gpu, _nic) = with_two_drivers();
+    gpu.become_pure();
+    let before = daemon.commits();
+    assert_eq!(ends(&daemon.prepare(&a, &["both"]).await), ["prepared"]);
+    assert_eq!(daemon.commits() - before, 2);
+}
+
+#[tokio::test]
+async fn a_crash_during_the_call_leaves_nothing_and_meanwhile_the_device_is_taken() {
+    let (home, gpu, a, b) = (Home::new(), FakeDriver::new(driver("gpu")), pod("a"), pod("b"));
+    let daemon = home.start_with("boot-1", Duration::ZERO);
+    gpu.become_pure();
+    daemon.serve(&gpu);
+    daemon.source.put(claim("one", &["gpu/0"], &[&a]));
+    daemon.source.put(claim("two", &["gpu/0"], &[&b]));
+    gpu.shut(true);
+    let crash = async {
+        gpu.called(|calls| calls.prepare.len() == 1).await;
+        assert_eq!(ends(&daemon.prepare(&b, &["two"]).await), ["device-held"]);
+        daemon.crash().await;
+        gpu.shut(false);
+    };
+    let (outcome, ()) = tokio::join!(daemon.prepare(&a, &["one"]), crash);
+    assert_eq!(ends(&outcome), ["checkpoint-unavailable"]);
+    assert!(daemon.is_empty() && daemon.manager.pods().is_empty());
+    assert!(daemon.cdi_files().is_empty());
+
+    let daemon = home.start();
+    assert!(daemon.is_empty() && daemon.manager.pods().is_empty());
+    daemon.serve(&gpu);
+    daemon.source.put(claim("two", &["gpu/0"], &[&b]));
+    assert_eq!(ends(&daemon.prepare(&b, &["two"]).await), ["prepared"]);
+}
+
+#[tokio::test]
+async fn what_the_driver_refuses_for_good_is_gone_and_what_it_could_not_do_yet_stays() {
+    let (home, daemon, a, gpu) = with_pure();
+    daemon.source.put(claim("two", &["gpu/1"], &[&a]));
+    gpu.reply("uid-one", Reply::Refuse(permanent()));
+    gpu.reply("uid-two", Reply::Refuse(transient()));
+    let refused = ends(&daemon.prepare(&a, &["one", "two"]).await).join(" ");
+    assert_eq!(refused, "bad-parameters device-busy");
+    let daemon = restarted(&home, daemon).await;
+    assert_eq!((daemon.state("uid-one"), daemon.state("uid-two")), (None, Some(ClaimState::Preparing)));
+}
