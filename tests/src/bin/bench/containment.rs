@@ -11,7 +11,7 @@ use nodedock_tests::{Client, Daemon, compose};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 
-use crate::table::{Table, Times, micros};
+use crate::table::{Table, Times, shown};
 use crate::{CdiOnTmpfs, Size, claims};
 
 const BAD_NAME: &str = "scripted.nodedock.dev";
@@ -136,5 +136,5 @@ async fn round(daemon: &Daemon, count: usize) -> Times {
 fn spread(values: &[f64]) -> String {
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
     let most = values.iter().copied().fold(0.0, f64::max);
-    format!("{} to {}", micros(least), micros(most))
+    format!("{} to {}", shown(least, "µs"), shown(most, "µs"))
 }

@@ -13,6 +13,9 @@ mod start;
 mod swap;
 mod table;
 
+use std::path::PathBuf;
+
+use anyhow::Result;
 use clap::Parser;
 use futures::FutureExt;
 use futures::future::LocalBoxFuture;
@@ -28,6 +31,15 @@ struct Args {
     /// Rows whose section has this in its name
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
+    /// Print the rows as JSON
+    #[arg(long)]
+    json: bool,
+    /// Compare with the rows that an earlier run printed with --json, and fail if one is worse
+    #[arg(long, value_name = "FILE")]
+    compare: Option<PathBuf>,
+    /// By how many percent a median may be worse than in --compare
+    #[arg(long, value_name = "PERCENT", default_value_t = 10.0, requires = "compare")]
+    worse: f64,
 }
 
 /// How much is done for a row.
@@ -98,8 +110,9 @@ const QUICK: Size = Size {
 type Section = fn(Size, &mut Table) -> LocalBoxFuture<'_, ()>;
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
-async fn main() {
+async fn main() -> Result<()> {
     let args = Args::parse();
+    let before = args.compare.as_deref().map_or(Ok(Vec::new()), table::read)?;
     let size = if args.quick { QUICK } else { FULL };
     let mut table = Table::default();
     let sections: [(&str, Section); 9] = [
@@ -116,7 +129,11 @@ async fn main() {
     for (_, run) in sections.into_iter().filter(|(name, _)| name.contains(&args.only)) {
         run(size, &mut table).await;
     }
-    table.print();
+    match args.json {
+        true => table.print_json()?,
+        false => table.print(&before),
+    }
+    table.check_against(&before, args.worse)
 }
 
 /// The daemon as on a node: its state on a disk, CDI specs on a tmpfs, where `/var/run` is one.

@@ -1,10 +1,12 @@
 //! The table of results.
 
-use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
+use anyhow::{Context, Result, ensure};
 use comfy_table::presets;
 use hdrhistogram::Histogram;
+use serde::{Deserialize, Serialize};
 
 /// Times of one kind of operation.
 pub(crate) struct Times(Histogram<u64>);
@@ -45,19 +47,33 @@ pub(crate) fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
-/// Rows as they come; a ratio is against the row of that name in this run.
-#[derive(Default)]
-pub(crate) struct Table {
-    rows: Vec<[String; 6]>,
-    medians: BTreeMap<String, f64>,
+/// A row: what one operation takes, in every row less is better.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Row {
+    row: String,
+    /// Measurements.
+    count: u64,
+    median: f64,
+    /// The 99th percentile of times, the largest of figures.
+    high: f64,
+    unit: String,
+    /// The median's ratio to that of another row of the same run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ratio: Option<f64>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    against: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    note: String,
 }
+
+/// Rows as they come.
+#[derive(Default)]
+pub(crate) struct Table(Vec<Row>);
 
 impl Table {
     /// A row of times. `against` names an earlier row.
     pub(crate) fn times(&mut self, name: &str, times: &Times, against: &str, note: &str) {
-        let median = times.at(0.5);
-        let shown = [micros(median), micros(times.at(0.99))];
-        self.row(name, times.0.len(), shown, median, against, note);
+        self.row(name, times.0.len(), [times.at(0.5), times.at(0.99)], "µs", against, note);
     }
 
     /// A row of single figures with a unit: median and largest.
@@ -71,31 +87,121 @@ impl Table {
     ) {
         figures.sort_by(f64::total_cmp);
         let Some(largest) = figures.last() else { return };
-        let median = figures[figures.len() / 2];
-        let shown = [format!("{median:.1} {unit}"), format!("{largest:.1} {unit}")];
-        self.row(name, figures.len() as u64, shown, median, against, note);
+        let values = [figures[figures.len() / 2], *largest];
+        self.row(name, figures.len() as u64, values, unit, against, note);
     }
 
-    fn row(&mut self, name: &str, count: u64, shown: [String; 2], median: f64, against: &str, note: &str) {
-        let ratio = self.medians.get(against).map(|base| format!("{:.2} × {against}", median / base));
-        self.medians.insert(name.to_owned(), median);
-        let [middle, high] = shown;
-        eprintln!("{name}: {middle} ({high}) {note}");
-        let (ratio, note) = (ratio.unwrap_or_default(), note.to_owned());
-        self.rows.push([name.to_owned(), count.to_string(), middle, high, ratio, note]);
+    fn row(&mut self, name: &str, count: u64, values: [f64; 2], unit: &str, against: &str, note: &str) {
+        let [median, high] = values;
+        let ratio = self.0.iter().find(|row| row.row == against).map(|base| median / base.median);
+        let against = ratio.map_or(String::new(), |_| against.to_owned());
+        let (row, unit, note) = (name.to_owned(), unit.to_owned(), note.to_owned());
+        eprintln!("{row}: {} ({}) {note}", shown(median, &unit), shown(high, &unit));
+        self.0.push(Row { row, count, median, high, unit, ratio, against, note });
     }
 
-    pub(crate) fn print(&self) {
+    /// Prints the rows, beside those of an earlier run if there is one.
+    pub(crate) fn print(&self, before: &[Row]) {
         let mut table = comfy_table::Table::new();
         table.load_style(presets::NOTHING);
-        table.set_header(["ROW", "N", "MEDIAN", "P99 OR MAX", "RATIO", "NOTE"]);
-        for row in &self.rows {
-            table.add_row(row);
+        let header = ["ROW", "N", "MEDIAN", "P99 OR MAX", "RATIO", "NOTE"];
+        let of_before = if before.is_empty() { &[][..] } else { &["BEFORE", "CHANGE"] };
+        table.set_header(header.iter().chain(of_before));
+        for row in &self.0 {
+            let ratio = row.ratio.map_or(String::new(), |ratio| format!("{ratio:.2} × {}", row.against));
+            let (median, high) = (shown(row.median, &row.unit), shown(row.high, &row.unit));
+            let mut cells =
+                vec![row.row.clone(), row.count.to_string(), median, high, ratio, row.note.clone()];
+            if let Some(change) = row.change(before) {
+                cells.extend([
+                    shown(row.median / change, &row.unit),
+                    format!("{:+.0} %", (change - 1.0) * 100.0),
+                ]);
+            }
+            table.add_row(cells);
         }
         println!("{table}");
     }
+
+    pub(crate) fn print_json(&self) -> Result<()> {
+        println!("{}", serde_json::to_string_pretty(&self.0)?);
+        Ok(())
+    }
+
+    /// Fails with the rows whose median is worse than in the earlier run by more than so many percent.
+    pub(crate) fn check_against(&self, before: &[Row], percent: f64) -> Result<()> {
+        let worse = |row: &&Row| row.change(before).is_some_and(|change| (change - 1.0) * 100.0 > percent);
+        let worse: Vec<_> = self.0.iter().filter(worse).map(|row| row.row.as_str()).collect();
+        ensure!(worse.is_empty(), "worse by more than {percent} %: {}", worse.join(", "));
+        Ok(())
+    }
 }
 
-pub(crate) fn micros(value: f64) -> String {
-    if value >= 10_000.0 { format!("{:.1} ms", value / 1000.0) } else { format!("{value:.1} µs") }
+impl Row {
+    /// The median's ratio to that of an earlier run. `None`: that run has no such row.
+    fn change(&self, before: &[Self]) -> Option<f64> {
+        let before = before.iter().find(|row| row.row == self.row && row.unit == self.unit)?;
+        (before.median > 0.0).then(|| self.median / before.median)
+    }
+}
+
+/// Reads the rows that an earlier run printed as JSON.
+pub(crate) fn read(path: &Path) -> Result<Vec<Row>> {
+    let text = std::fs::read(path).with_context(|| format!("read {}", path.display()))?;
+    let rows: Vec<Row> = serde_json::from_slice(&text)
+        .with_context(|| format!("{} is not what `bench --json` prints", path.display()))?;
+    ensure!(!rows.is_empty(), "{} has no rows", path.display());
+    Ok(rows)
+}
+
+pub(crate) fn shown(value: f64, unit: &str) -> String {
+    match unit {
+        "µs" if value >= 10_000.0 => format!("{:.1} ms", value / 1000.0),
+        unit => format!("{value:.1} {unit}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(medians: &[(&str, f64)]) -> Table {
+        let mut table = Table::default();
+        medians.iter().for_each(|(name, median)| table.figures(name, vec![*median], "ms", "", ""));
+        table
+    }
+
+    #[test]
+    fn a_run_is_compared_with_what_an_earlier_one_printed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("before.json");
+        let before = table(&[("a", 10.0), ("b", 10.0), ("gone", 1.0)]);
+        std::fs::write(&path, serde_json::to_vec(&before.0).unwrap()).unwrap();
+        let before = read(&path).unwrap();
+        let now = table(&[("a", 10.9), ("b", 5.0), ("new", 100.0)]);
+        now.check_against(&before, 10.0).unwrap();
+        let worse = table(&[("a", 11.2), ("b", 10.0)]).check_against(&before, 10.0).unwrap_err();
+        assert_eq!(worse.to_string(), "worse by more than 10 %: a");
+        table(&[("a", 11.2)]).check_against(&before, 20.0).unwrap();
+    }
+
+    #[test]
+    fn a_file_of_another_kind_is_an_error_that_names_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("before.json");
+        assert!(read(&path).unwrap_err().to_string().contains("before.json"));
+        for text in ["{}", "[]", "ROW  N  MEDIAN"] {
+            std::fs::write(&path, text).unwrap();
+            assert!(read(&path).unwrap_err().to_string().contains("before.json"), "{text}");
+        }
+    }
+
+    #[test]
+    fn long_times_are_shown_in_milliseconds() {
+        assert_eq!(
+            (shown(9999.0, "µs"), shown(10_500.0, "µs")),
+            ("9999.0 µs".to_owned(), "10.5 ms".to_owned())
+        );
+        assert_eq!(shown(20_000.0, "MiB"), "20000.0 MiB");
+    }
 }
