@@ -7,6 +7,7 @@ pub mod conditions;
 pub mod device_plugin_sockets;
 pub mod error;
 pub mod failpoint;
+pub mod file;
 pub mod grpc;
 pub mod locks;
 pub mod memory;

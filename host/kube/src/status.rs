@@ -31,7 +31,7 @@ use nodedock_model::{ClaimStatuses, DriverName, Problem, ProblemCode, Uid, limit
 /// Attempts to change an object that other clients change as well.
 const KUBE_CONFLICTS_MAX: u32 = 5;
 
-/// Statuses, one of each claim and driver: many times the claims of a node.
+/// Statuses that wait to be written, one of each claim and driver: many times the claims of a node.
 const STATUSES_MAX: usize = 1024;
 
 /// What drivers report of the devices of each claim.
@@ -153,12 +153,17 @@ impl Writer {
                 status.devices.push(device.clone());
             }
         }
-        self.counts.dropped.inc_by(statuses.len().saturating_sub(STATUSES_MAX) as u64);
-        let part = |(key, status): ((Uid, DriverName), DriverStatus)| {
+        let mut unwritten = 0;
+        for (key, status) in statuses {
             let unchanged = known.remove(&key).filter(|part: &Part| part.status == status);
-            (key, unchanged.unwrap_or(Part { status, is_written: false, failures: 0 }))
-        };
-        self.parts = statuses.into_iter().take(STATUSES_MAX).map(part).collect();
+            let part = unchanged.unwrap_or(Part { status, is_written: false, failures: 0 });
+            unwritten += usize::from(!part.is_written);
+            if part.is_written || unwritten <= STATUSES_MAX {
+                self.parts.insert(key, part);
+            } else {
+                self.counts.dropped.inc();
+            }
+        }
         let claims: BTreeSet<String> = reported.values().map(|known| known.claim.to_string()).collect();
         self.conditions.retain(ProblemCode::ClaimStatusUnwritable, |claim| claims.contains(claim));
     }

@@ -42,8 +42,11 @@ impl CpuMeter {
     ) -> impl Future<Output = T> + Send {
         poll_fn(move |cx| {
             self.first_poll.get_or_init(Instant::now);
-            self.poll_start.store(nanoseconds(thread_cpu()), Relaxed);
-            self.charge(|| work.as_mut().poll(cx))
+            let start = thread_cpu();
+            self.poll_start.store(nanoseconds(start), Relaxed);
+            let polled = work.as_mut().poll(cx);
+            self.add_since(start);
+            polled
         })
     }
 
@@ -51,8 +54,12 @@ impl CpuMeter {
     pub(super) fn charge<T>(&self, work: impl FnOnce() -> T) -> T {
         let start = thread_cpu();
         let result = work();
-        self.used.fetch_add(nanoseconds(thread_cpu().saturating_sub(start)), Relaxed);
+        self.add_since(start);
         result
+    }
+
+    fn add_since(&self, start: Duration) {
+        self.used.fetch_add(nanoseconds(thread_cpu().saturating_sub(start)), Relaxed);
     }
 
     /// CPU time up to now, the current poll included. Only for code that runs within a poll.

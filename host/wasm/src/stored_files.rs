@@ -5,9 +5,7 @@
 //! which are needed, nor which are trusted: `HEX.wasm.sig` is the signature as it was last read, or as an operator stored it there.
 
 use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
@@ -16,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::{DriverFile, is_digest};
 use crate::trust::open::{self, OpenError};
 use nodedock_base::failpoint::{self, Point};
+use nodedock_base::file;
 use nodedock_model::{DriverName, limit};
 
 /// Versions of one driver whose files are stored for the claims that they prepared: more is a loop of replacements.
@@ -94,7 +93,7 @@ impl StoredFiles {
         let text = serde_json::to_vec(facts).expect("names and texts make JSON");
         let write = |path: &Path, content: &[u8]| {
             let failed = |source| StoreError::Io { action: "write", path: path.to_owned(), source };
-            replace(path, content).map_err(failed)
+            file::replace(path, content).map_err(failed)
         };
         let beside = [(beside, Some(&text[..])), (signature, file.signature.as_deref())];
         for (path, content) in beside {
@@ -197,20 +196,6 @@ impl StoredFiles {
 
 fn with_prefix(stem: &str) -> String {
     format!("sha256:{stem}")
-}
-
-/// Replaces a file as a whole or not at all, also when the power fails.
-fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(".new");
-    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-    file.write_all(content)?;
-    file.sync_all()?;
-    std::fs::rename(&temporary, path)?;
-    match path.parent() {
-        Some(directory) => File::open(directory)?.sync_all(),
-        None => Ok(()),
-    }
 }
 
 fn remove(path: &Path) {

@@ -8,7 +8,7 @@ mod turns;
 use std::sync::Arc;
 
 use nodedock_proto::kubelet::dra::v1::Device;
-use nodedock_stand_ins::kubelet::{ClaimRef, Kubelet, KubeletOptions};
+use nodedock_stand_ins::kubelet::{ClaimRef, Kubelet, KubeletOptions, View};
 use nodedock_tests::Daemon;
 use nodedock_tests::cluster::{Cluster, NAMESPACE, NODE};
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
@@ -37,6 +37,15 @@ impl Node {
         kubelet.registered(MOCK_GPU_NAME).await;
         daemon.until_serving(MOCK_GPU_FILE).await;
         Self { cluster, daemon, kubelet }
+    }
+
+    /// Kills the daemon and starts it; returns when the kubelet has registered the driver of the new one.
+    async fn crash(&mut self) {
+        let registrations = |view: &View<'_>| view.count("NotifyRegistrationStatus", MOCK_GPU_NAME);
+        let before = self.kubelet.wait_for("registrations", |view| Some(registrations(view))).await;
+        self.daemon.crash().await;
+        let is_again = |view: &View<'_>| registrations(view) > before && view.connected(MOCK_GPU_NAME) > 0;
+        self.kubelet.wait_until("the driver is registered again", is_again).await;
     }
 
     /// A new claim for devices, as the kubelet names it.

@@ -45,8 +45,12 @@ impl Liveness {
 
     /// Returns the parts of the daemon that do not respond, a line each. A check goes on if its client leaves.
     pub(super) async fn problems(self: Arc<Self>) -> Vec<String> {
-        let check = tokio::spawn(async move { shared(&self.last, self.check()).await });
-        check.await.unwrap_or_else(|error| vec![format!("the check itself ended: {}", chain(&error))])
+        let tasks = self.admin.tasks.clone();
+        let check = async move { shared(&self.last, self.check()).await };
+        tasks
+            .complete("liveness", check)
+            .await
+            .unwrap_or_else(|| vec!["the check itself panicked".to_owned()])
     }
 
     async fn check(&self) -> Vec<String> {

@@ -103,7 +103,10 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         });
-        let mut next = async || states.recv().await.unwrap().state;
+        let mut next = async || {
+            let state = tokio::time::timeout(limit::DRAIN, states.recv()).await;
+            state.expect("a state in time").unwrap().state
+        };
         std::fs::write(directory.path().join("new"), "nodeName: b\n").unwrap();
         std::fs::rename(directory.path().join("new"), &path).unwrap();
         assert_eq!(next().await, "config-needs-restart");

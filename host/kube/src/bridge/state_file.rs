@@ -2,8 +2,8 @@
 //! resources as JSON. They are a cache: one that cannot be read is as good as none.
 
 use std::collections::BTreeSet;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::fs::OpenOptions;
+use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::device_plugins::{Offers, PoolOffer, split_id};
 use crate::bridge::BRIDGE_DRIVERS_MAX;
 use nodedock_base::conditions::Conditions;
+use nodedock_base::file;
 use nodedock_model::limit::{NUMA_NODE_ID_MAX, PLUGIN_RESOURCES_MAX, RESOURCE_DEVICES_MAX};
 use nodedock_model::{DriverName, PluginDevice, Problem, ProblemCode};
 
@@ -164,16 +165,7 @@ fn read<T: Stored>(path: &Path) -> io::Result<T> {
 fn write<T: Stored>(path: &Path, content: &T) -> io::Result<()> {
     let bytes = content.encode()?;
     check_size::<T>(&bytes)?;
-    let temporary = path.with_added_extension("new");
-    match std::fs::remove_file(&temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-    file.write_all(&bytes)?;
-    file.sync_all()?;
-    std::fs::rename(&temporary, path)?;
-    path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
+    file::replace(path, &bytes)
 }
 
 #[cfg(test)]
@@ -232,7 +224,7 @@ mod tests {
             std::fs::write(&path, content).unwrap();
             assert!(read::<Offers>(&path).is_err(), "{content:?}");
         }
-        File::create(&path).unwrap().set_len(BRIDGE_MEMORY_BYTES_MAX as u64 + 1).unwrap();
+        std::fs::File::create(&path).unwrap().set_len(BRIDGE_MEMORY_BYTES_MAX as u64 + 1).unwrap();
         assert!(read::<Offers>(&path).unwrap_err().to_string().contains("16777216 bytes"));
 
         let (conditions, path) = (Conditions::default(), directory.path().join("directory"));

@@ -220,6 +220,10 @@ async fn statuses_have_a_bound_and_those_of_claims_that_are_gone_go() {
     let claims: Vec<_> = uids.iter().map(|uid| (uid.as_str(), GPU)).collect();
     writer.update(&of_claims(&claims));
     assert_eq!((writer.parts.len(), writer.counts.dropped.get()), (STATUSES_MAX, 1));
+    // Written ones need no room.
+    writer.parts.values_mut().for_each(|part| part.is_written = true);
+    writer.update(&of_claims(&claims));
+    assert_eq!((writer.parts.len(), writer.counts.dropped.get()), (STATUSES_MAX + 1, 1));
     writer.update(&of_claims(&claims[..2]));
     assert_eq!(writer.parts.len(), 2);
 }

@@ -20,7 +20,7 @@ const NOT_A_SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lo
      '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
 const IMMUTABLE: &str = "field is immutable";
 
-/// What is wrong with an object that is to be stored; `old` is the one that it replaces. Of a new claim nothing is checked.
+/// What is wrong with an object that is to be stored; `old` is the one that it replaces. Of a new claim, only its metadata and status are checked.
 pub(super) fn object(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Cause> {
     let mut causes = metadata(new);
     match resource.plural {

@@ -2,7 +2,7 @@
 
 use nodedock_stand_ins::kubelet::ClaimRef;
 use nodedock_tests::cluster::{NAMESPACE, gpu_claim};
-use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
+use nodedock_tests::drivers::MOCK_GPU_FILE;
 use serde_json::Value;
 
 use super::{GPUS, Node};
@@ -49,8 +49,7 @@ async fn known_claims_are_prepared_and_all_are_unprepared_while_the_api_server_i
     assert!(refused.contains("API server"), "{refused}");
     node.prepared(&known).await;
     // Nor does it take the API server to start.
-    node.daemon.crash().await;
-    node.kubelet.registered(MOCK_GPU_NAME).await;
+    node.crash().await;
     node.daemon.until_serving(MOCK_GPU_FILE).await;
     node.prepared(&known).await;
     node.unprepared(&known).await;

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use native_null::{Answer, Device, HealthState, Options as PluginOptions, Plugin, Script, Versions};
 use nodedock_stand_ins::api_server::{Allocated, State};
@@ -10,8 +9,9 @@ use nodedock_stand_ins::kubelet::{Call, ClaimRef, Driver, Resource, View};
 use nodedock_tests::DEADLINE;
 use nodedock_tests::cluster::{Cluster, NAMESPACE, NODE, gpu_claim};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, digest, version, wasm};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use super::{GPUS, Node};
 
@@ -58,8 +58,7 @@ async fn what_is_prepared_stands_while_kubelet_and_daemon_restart() {
     // The kubelet deleted them.
     node.until_devices_in_slices(8).await;
 
-    node.daemon.crash().await;
-    node.kubelet.registered(MOCK_GPU_NAME).await;
+    node.crash().await;
     assert_eq!(node.prepared(&claim).await, before);
 
     node.kubelet.stop().await;
@@ -90,7 +89,8 @@ async fn a_driver_is_replaced_under_the_kubelet_without_another_registration() {
 
     node.daemon.take_out(MOCK_GPU_FILE);
     node.kubelet.deregistered(MOCK_GPU_NAME).await;
-    node.until_devices_in_slices(0).await;
+    let are_gone = |state: &State| state.slices(MOCK_GPU_NAME).is_empty();
+    node.cluster.api.wait_until("the driver's slices are gone", are_gone).await;
 }
 
 #[tokio::test]
@@ -149,6 +149,7 @@ async fn a_native_plugin_is_one_of_the_kubelet_s_too_with_the_health_of_its_devi
     }
     // Lost, it is still offered; deregistered, it is not.
     plugin.disconnect();
+    node.daemon.until_state(NATIVE, "lost").await;
     node.kubelet.registered(NATIVE).await;
     plugin.unregister().unwrap();
     node.kubelet.deregistered(NATIVE).await;
@@ -160,51 +161,57 @@ const CLAIMS: usize = 200;
 const ROUNDS: usize = 2;
 
 /// A claim on a device, prepared and unprepared in turn under new UIDs, as pods of a deployment come and go.
-async fn come_and_go(cluster: Arc<Cluster>, driver: Driver, number: usize) -> Result<(), String> {
+async fn come_and_go(
+    cluster: Arc<Cluster>,
+    driver: Driver,
+    number: usize,
+    restarts: watch::Receiver<u32>,
+) -> Result<(), String> {
     let name = format!("claim-{number}");
     for _ in 0..ROUNDS {
         let uid = cluster.api.allocate_claim(gpu_claim(&name, &[&format!("gpus/gpu-{number}")]));
         let claim = [ClaimRef::new(NAMESPACE, &name, &uid)];
-        repeated(|| async {
+        repeated(restarts.clone(), || async {
             match driver.prepare(&claim).await?[&uid].len() {
                 1 => Ok(()),
                 devices => Err(format!("{devices} devices")),
             }
         })
         .await?;
-        repeated(|| driver.unprepare(&claim)).await?;
+        repeated(restarts.clone(), || driver.unprepare(&claim)).await?;
         cluster.api.delete("resourceclaims", NAMESPACE, &name);
     }
     Ok(())
 }
 
-/// A kubelet retries in its own time; a test retries at once, until its deadline: the daemon may be away. The error is the last refusal.
-async fn repeated<F: Future<Output = Result<(), String>>>(once: impl Fn() -> F) -> Result<(), String> {
-    let mut last = String::new();
-    let until = async {
-        while let Err(why) = once().await {
-            last = why;
-            // What answers at once that it is away leaves others their turn.
-            sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let ended = timeout(DEADLINE * 3, until).await;
-    ended.map_err(|_| last)
+/// A kubelet retries in its own time; a test retries after the restart that refused a call. The error is a refusal after the last restart.
+async fn repeated<F: Future<Output = Result<(), String>>>(
+    mut restarts: watch::Receiver<u32>,
+    once: impl Fn() -> F,
+) -> Result<(), String> {
+    loop {
+        restarts.mark_unchanged();
+        let Err(why) = once().await else { return Ok(()) };
+        timeout(DEADLINE, restarts.changed()).await.map_err(|_| why)?.expect("the test has the sender");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hundreds_of_claims_come_and_go_on_a_thousand_devices_while_everything_restarts() {
     let mut node = Node::start(&format!("pools: [{{name: gpus, count: {DEVICES}}}]\n")).await;
     node.until_devices_in_slices(DEVICES).await;
-    let mut pods = JoinSet::new();
+    let (mut pods, restarts) = (JoinSet::new(), watch::Sender::new(0));
     for number in 0..CLAIMS {
-        pods.spawn(come_and_go(node.cluster.clone(), node.kubelet.driver(MOCK_GPU_NAME), number));
+        let driver = node.kubelet.driver(MOCK_GPU_NAME);
+        pods.spawn(come_and_go(node.cluster.clone(), driver, number, restarts.subscribe()));
     }
     let file = version(wasm(MOCK_GPU, Form::Core), "next");
     node.daemon.drop_in(MOCK_GPU_FILE, &file);
     node.kubelet.start_again().await;
-    node.daemon.crash().await;
-    node.kubelet.registered(MOCK_GPU_NAME).await;
+    restarts.send_modify(|restarts| *restarts += 1);
+    node.crash().await;
+    node.daemon.until_serving(MOCK_GPU_FILE).await;
+    restarts.send_modify(|restarts| *restarts += 1);
     let ends = pods.join_all().await;
     let failed: Vec<_> = ends.into_iter().filter_map(Result::err).collect();
     assert!(failed.is_empty(), "{failed:#?}\n{}", node.daemon.log());

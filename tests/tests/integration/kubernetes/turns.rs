@@ -1,6 +1,8 @@
 //! Two instances on one root, as in a surge update.
 
-use nodedock_stand_ins::kubelet::{ClaimRef, Kubelet, KubeletOptions};
+use std::path::PathBuf;
+
+use nodedock_stand_ins::kubelet::{ClaimRef, Kubelet, KubeletOptions, View};
 use nodedock_tests::Options;
 use nodedock_tests::cluster::{Cluster, NAMESPACE};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME};
@@ -11,6 +13,29 @@ const NEW: &str = "new";
 
 fn instance(cluster: &Cluster, uid: &str) -> Options {
     cluster.options().arg("--instance-uid", uid)
+}
+
+#[tokio::test]
+async fn a_kubelet_goes_over_to_the_newer_instance() {
+    let cluster = Cluster::start().await;
+    let old = cluster.daemon_with(instance(&cluster, OLD)).await;
+    old.serve(MOCK_GPU, Form::Core).await;
+    let kubelet = Kubelet::start(&old.kubelet(), KubeletOptions::default()).await;
+    kubelet.registered(MOCK_GPU_NAME).await;
+    let claim = [ClaimRef::new(NAMESPACE, "one", &cluster.gpu_claim("one", &["gpus/gpu-0"]))];
+    let driver = kubelet.driver(MOCK_GPU_NAME);
+    let before = driver.prepare(&claim).await.unwrap();
+
+    let new = old.beside(instance(&cluster, NEW)).await;
+    let is_over = |view: &View<'_>| {
+        let endpoints = view.endpoints(MOCK_GPU_NAME);
+        let is_newer = |path: &PathBuf| path.to_string_lossy().contains(NEW);
+        endpoints.len() == 1 && endpoints.iter().all(is_newer) && view.connected(MOCK_GPU_NAME) == 1
+    };
+    kubelet.wait_until("only the newer instance is registered", is_over).await;
+    assert_eq!(driver.prepare(&claim).await.unwrap(), before);
+    driver.unprepare(&claim).await.unwrap();
+    assert!(new.claims().await.is_empty());
 }
 
 #[tokio::test]

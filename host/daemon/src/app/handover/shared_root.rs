@@ -2,7 +2,7 @@
 //! in which they came, and their sockets.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -13,6 +13,7 @@ use super::order::Order;
 use crate::app::handover::INSTANCES_MAX;
 use crate::config::{INSTANCE_PROBES, Paths};
 use nodedock_base::error::chain;
+use nodedock_base::file;
 use nodedock_model::Uid;
 
 /// Bytes of the order's file: each UID has 128 at most.
@@ -51,7 +52,7 @@ impl SharedRoot {
         let before = order.clone();
         order.add(&self.instance);
         if order != before
-            && let Err(error) = write_order(path, &order)
+            && let Err(error) = file::replace(path, order.text().as_bytes())
         {
             // It costs one needless handover.
             tracing::warn!(error = chain(&error), "the order of instances cannot be stored");
@@ -89,17 +90,6 @@ fn read_order(path: &Path) -> io::Result<Order> {
         Err(error) => return Err(error),
     };
     Ok(Order::parse(&text))
-}
-
-/// Whole or not at all, also when the power fails.
-fn write_order(path: &Path, order: &Order) -> io::Result<()> {
-    let new = path.with_extension("new");
-    let mut options = OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-    file.write_all(order.text().as_bytes())?;
-    file.sync_all()?;
-    std::fs::rename(&new, path)?;
-    File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 
 #[cfg(test)]
