@@ -1,4 +1,5 @@
-//! The directory that container runtimes read. Changes only files that begin with this daemon's line.
+//! The directory that container runtimes read. One thread writes it and groups waiting requests; callers read it themselves. Changes
+//! only files that begin with this daemon's line.
 
 use std::fs::{DirEntry, File, Metadata};
 use std::hash::{BuildHasher, RandomState};
@@ -8,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
+use tokio::sync::{mpsc, oneshot};
 
 use super::catalog::{Catalog, Collision, Moment, Touched};
 use super::identity::{Identity, OPENING};
@@ -17,6 +18,10 @@ use super::render::{SpecFile, mark_of};
 
 mod writer;
 
+use writer::Job;
+
+/// Queue of the writer; further requests wait for a slot.
+const QUEUE: usize = 1024;
 /// Bytes of a file that are read: more than the bounds on edits allow for a claim.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 /// More than the tick of any file system's clock.
@@ -34,7 +39,7 @@ pub enum CdiError {
     Name(String),
     #[error("{0} is in the way: it does not begin with this daemon's line, so it belongs to another program")]
     Foreign(String),
-    #[error("the daemon stops, and does not read the CDI directory any more")]
+    #[error("the writer of the CDI directory has ended")]
     Closed,
 }
 
@@ -55,18 +60,20 @@ pub struct OurFile {
     pub spec: String,
 }
 
-/// Handle to the directory. Clones share its state.
+/// Handle to the directory. Clones write to the same directory; its thread ends with the last handle.
 #[derive(Clone)]
-pub struct CdiDir(Arc<Directory>);
+pub struct CdiDir {
+    inbox: mpsc::Sender<Job>,
+    directory: Arc<Directory>,
+}
 
+/// State that the handles and the writer share.
 struct Directory {
     path: PathBuf,
     /// Prefix of its temporary files.
     temporary_prefix: String,
     hasher: RandomState,
     catalog: Catalog,
-    /// One change at a time.
-    changing: Mutex<()>,
 }
 
 /// A file after it was written or compared.
@@ -122,44 +129,59 @@ impl CdiDir {
         let tag = hex::encode(&Sha256::digest(daemon)[..4]);
         let temporary_prefix = format!("{TEMPORARY_PREFIX}{tag}-");
         sweep(path, &temporary_prefix)?;
-        Ok(Self(Arc::new(Directory {
+        let directory = Arc::new(Directory {
             path: path.to_owned(),
             temporary_prefix,
             hasher: RandomState::new(),
             catalog: Catalog::new(path, directories, mark_of(daemon)),
-            changing: Mutex::default(),
-        })))
+        });
+        let (inbox, jobs) = mpsc::channel(QUEUE);
+        let writer = directory.clone();
+        std::thread::Builder::new()
+            .name("cdi".to_owned())
+            .spawn(move || writer.run(jobs))
+            .map_err(CdiError::io("start the writer of", path))?;
+        Ok(Self { inbox, directory })
     }
 
     /// Writes the files, each atomically for readers, and without a sync. An existing file with the same bytes stays unchanged. After an
-    /// error some of them may have been written. Blocks.
-    pub fn write(&self, files: &[SpecFile]) -> Result<(), CdiError> {
+    /// error some of them may have been written. Dropping the future does not undo the writes.
+    pub async fn write(&self, files: Vec<SpecFile>) -> Result<(), CdiError> {
         if files.is_empty() {
             return Ok(());
         }
-        let files: Vec<_> = files.iter().map(|file| self.0.marked(file)).collect();
-        self.0.change(&files, &[])
+        let files = files.iter().map(|file| self.directory.marked(file)).collect();
+        self.request(files, Vec::new()).await
     }
 
-    /// Removes files of this daemon by name; a missing one is no error. Blocks.
-    pub fn remove(&self, names: &[String]) -> Result<(), CdiError> {
-        if names.is_empty() { Ok(()) } else { self.0.change(&[], names) }
+    /// Removes files of this daemon by name; a missing one is no error.
+    pub async fn remove(&self, names: Vec<String>) -> Result<(), CdiError> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        self.request(Vec::new(), names).await
+    }
+
+    async fn request(&self, write: Vec<SpecFile>, remove: Vec<String>) -> Result<(), CdiError> {
+        let (done, outcome) = oneshot::channel();
+        self.inbox.send(Job { write, remove, done }).await.map_err(|_| CdiError::Closed)?;
+        outcome.await.unwrap_or(Err(CdiError::Closed))
     }
 
     /// Returns whether the file exists with these bytes. Costs one `stat` if it is unchanged since the last check, a read
     /// otherwise and shortly after its write.
     pub fn is_current(&self, file: &SpecFile) -> bool {
-        self.0.is_current(&self.0.marked(file))
+        self.directory.is_current(&self.directory.marked(file))
     }
 
     /// Returns the files of this daemon, by name. Blocks: reads all of them.
     pub fn list_ours(&self) -> Result<Vec<OurFile>, CdiError> {
         let mut ours = Vec::new();
-        for entry in entries(&self.0.path)? {
+        for entry in entries(&self.directory.path)? {
             let Some(name) = entry.file_name().into_string().ok().filter(|name| is_spec_name(name)) else {
                 continue;
             };
-            match self.0.read_ours(&entry.path()) {
+            match self.directory.read_ours(&entry.path()) {
                 Ok(text) => ours.extend(text.map(|text| OurFile::new(name, &text))),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(CdiError::io("read", &entry.path())(error)),
@@ -172,11 +194,13 @@ impl CdiDir {
     /// Returns whether the file is as this daemon wrote or removed it. Costs one `stat` if it is unchanged since a check of some time after
     /// the last change, a read otherwise.
     pub fn is_as_left(&self, name: &str) -> bool {
-        let path = self.0.path.join(name);
-        let known = self.0.catalog.known.lock().get(name).copied();
+        let path = self.directory.path.join(name);
+        let known = self.directory.catalog.known.lock().get(name).copied();
         match (std::fs::symlink_metadata(&path), known) {
-            (Ok(metadata), Some(known)) => self.0.is_known(name, &metadata, known),
-            (Err(error), None) if error.kind() == io::ErrorKind::NotFound => !self.0.catalog.has(name),
+            (Ok(metadata), Some(known)) => self.directory.is_known(name, &metadata, known),
+            (Err(error), None) if error.kind() == io::ErrorKind::NotFound => {
+                !self.directory.catalog.has(name)
+            }
             _ => false,
         }
     }
@@ -184,51 +208,51 @@ impl CdiDir {
     /// Updates the devices of other programs' files, which `collisions` and `missing` use. Costs a `stat` of each directory, and
     /// reads only new and changed files.
     pub async fn survey(&self) -> Result<(), CdiError> {
-        if self.0.catalog.is_fresh() {
+        if self.directory.catalog.is_fresh() {
             return Ok(());
         }
-        let (dir, requested) = (self.clone(), self.0.catalog.now());
+        let (dir, requested) = (self.clone(), self.directory.catalog.now());
         tokio::task::spawn_blocking(move || dir.look(requested, false)).await.unwrap_or(Err(CdiError::Closed))
     }
 
     /// The same, with a `stat` of each file of other programs. Blocks.
     pub fn survey_all(&self) -> Result<(), CdiError> {
-        self.look(self.0.catalog.now(), true)
+        self.look(self.directory.catalog.now(), true)
     }
 
     fn look(&self, requested: Moment, all: bool) -> Result<(), CdiError> {
-        let read = self.0.catalog.refresh(requested, all);
+        let read = self.directory.catalog.refresh(requested, all);
         read.map_err(|(directory, error)| CdiError::io("read the directory", &directory)(error))
     }
 
     /// Returns other programs' files with a device of the same qualified name: runtimes refuse a device of two files in one directory,
     /// and use the one of a later directory. By the last `survey`, the first file of each device.
     pub fn collisions(&self, qualified: &[String]) -> Vec<Collision> {
-        self.0.catalog.collisions(qualified)
+        self.directory.catalog.collisions(qualified)
     }
 
     /// Returns the names that are in no file of other programs, by the last `survey`.
     pub fn missing(&self, qualified: &[String]) -> Vec<String> {
-        self.0.catalog.missing(qualified)
+        self.directory.catalog.missing(qualified)
     }
 
     /// Reads changed files again.
     pub async fn touched(&self, names: Vec<String>) -> Touched {
         let dir = self.clone();
-        let look = move || dir.0.catalog.touched(&names);
+        let look = move || dir.directory.catalog.touched(&names);
         tokio::task::spawn_blocking(look).await.unwrap_or_default()
     }
 
     /// Returns the names of this daemon's files that this process neither wrote nor compared: copies, or files of an earlier
     /// run. By the last `survey`.
     pub fn strays(&self) -> Vec<String> {
-        let (ours, known) = (self.0.catalog.ours(), self.0.catalog.known.lock());
+        let (ours, known) = (self.directory.catalog.ours(), self.directory.catalog.known.lock());
         ours.into_iter().filter(|name| !known.contains_key(name)).collect()
     }
 
     /// Returns a file of this daemon by name. `None`: it does not exist, or belongs to another program.
     pub async fn read(&self, name: &str) -> Option<OurFile> {
-        let (directory, name) = (self.0.clone(), name.to_owned());
+        let (directory, name) = (self.directory.clone(), name.to_owned());
         let read = move || {
             let text = directory.read_ours(&directory.path.join(&name)).ok()??;
             Some(OurFile::new(name, &text))

@@ -145,7 +145,7 @@ mod tests {
         let (directory, conditions) = (tempfile::tempdir().unwrap(), Conditions::default());
         let path = directory.path().join("checkpoint.redb");
         let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
-        cdi.write(&cdi::render(&prepared()).unwrap()).unwrap();
+        cdi.write(cdi::render(&prepared()).unwrap()).await.unwrap();
         for claims in [1, 0] {
             let opened = open(&path, &cdi, &conditions).unwrap();
             assert_eq!(opened.dump.claims.len(), claims);
@@ -163,7 +163,7 @@ mod tests {
         let path = directory.path().join("checkpoint.redb");
         let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
         let (record, uid) = (prepared(), prepared().id.uid);
-        cdi.write(&cdi::render(&record).unwrap()).unwrap();
+        cdi.write(cdi::render(&record).unwrap()).await.unwrap();
         // As an older release left it.
         let older = checkpoint::open(&path).unwrap().checkpoint;
         older.commit(vec![Change::PutClaim(record.into())]).await.unwrap();

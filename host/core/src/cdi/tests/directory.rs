@@ -49,89 +49,91 @@ async fn collisions(dir: &CdiDir, names: &[String]) -> Vec<Collision> {
     dir.collisions(names)
 }
 
-#[test]
-fn files_are_written_listed_and_removed() {
+#[tokio::test]
+async fn files_are_written_listed_and_removed() {
     let home = Home::new();
     let dir = home.open();
-    dir.write(&[file("b", "1"), file("a", "1")]).unwrap();
+    dir.write(vec![file("b", "1"), file("a", "1")]).await.unwrap();
     let mode = |path: PathBuf| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!((mode(home.path()), mode(home.path().join("gpu.example.com_a.yaml"))), (0o755, 0o644));
     let ours = dir.list_ours().unwrap();
     let uids: Vec<_> = ours.iter().map(|file| file.identity.as_ref().unwrap().claim.uid.as_str()).collect();
     assert_eq!(uids, ["a", "b"]);
-    dir.remove(&[ours[0].name.clone(), "never-there.yaml".to_owned()]).unwrap();
+    dir.remove(vec![ours[0].name.clone(), "never-there.yaml".to_owned()]).await.unwrap();
     assert_eq!(home.names(), ["gpu.example.com_b.yaml"]);
 }
 
-#[test]
-fn many_callers_at_once_are_all_served() {
+#[tokio::test]
+async fn many_callers_at_once_are_all_served() {
     let home = Home::new();
     let dir = home.open();
     let names: Vec<_> = (0..64).map(|n| format!("u{n}")).collect();
-    std::thread::scope(|scope| {
-        names.iter().for_each(|uid| drop(scope.spawn(|| dir.write(&[file(uid, "1")]).unwrap())));
-    });
+    let writes = names.iter().map(|uid| dir.write(vec![file(uid, "1")]));
+    for outcome in futures::future::join_all(writes).await {
+        outcome.unwrap();
+    }
     assert_eq!(home.names().len(), 64);
-    std::thread::scope(|scope| {
-        names.iter().for_each(|uid| drop(scope.spawn(|| dir.remove(&[file(uid, "1").name]).unwrap())));
-    });
+    let removes = names.iter().map(|uid| dir.remove(vec![file(uid, "1").name]));
+    for outcome in futures::future::join_all(removes).await {
+        outcome.unwrap();
+    }
     assert!(home.names().is_empty());
 }
 
-#[test]
-fn a_file_with_the_same_bytes_is_not_written_again() {
+#[tokio::test]
+async fn a_file_with_the_same_bytes_is_not_written_again() {
     let home = Home::new();
     let dir = home.open();
     let (same, other) = (file("a", "1"), file("a", "2"));
-    dir.write(std::slice::from_ref(&same)).unwrap();
+    dir.write(vec![same.clone()]).await.unwrap();
     let inode = home.inode(&same.name);
-    dir.write(std::slice::from_ref(&same)).unwrap();
+    dir.write(vec![same.clone()]).await.unwrap();
     assert_eq!(home.inode(&same.name), inode);
     // Nor by the next daemon, which has to read it once.
     let next = home.open();
     assert!(next.is_current(&same) && !next.is_current(&other));
-    next.write(std::slice::from_ref(&same)).unwrap();
+    next.write(vec![same.clone()]).await.unwrap();
     assert_eq!(home.inode(&same.name), inode);
-    next.write(std::slice::from_ref(&other)).unwrap();
+    next.write(vec![other.clone()]).await.unwrap();
     assert!(next.is_current(&other) && !next.is_current(&same));
     assert!(dir.is_current(&other));
 }
 
-#[test]
-fn a_missing_or_altered_file_is_not_current_and_is_written_again() {
+#[tokio::test]
+async fn a_missing_or_altered_file_is_not_current_and_is_written_again() {
     let home = Home::new();
     let dir = home.open();
     let file = file("a", "1");
     assert!(!dir.is_current(&file));
-    dir.write(std::slice::from_ref(&file)).unwrap();
+    dir.write(vec![file.clone()]).await.unwrap();
     assert!(dir.is_current(&file));
     std::fs::write(home.path().join(&file.name), "# nodedock.dev/claim: cut").unwrap();
     assert!(!dir.is_current(&file));
-    dir.write(std::slice::from_ref(&file)).unwrap();
+    dir.write(vec![file.clone()]).await.unwrap();
     std::fs::remove_file(home.path().join(&file.name)).unwrap();
     assert!(!dir.is_current(&file));
-    dir.write(std::slice::from_ref(&file)).unwrap();
+    dir.write(vec![file.clone()]).await.unwrap();
     assert!(dir.is_current(&file));
     // What a power loss may leave of a file.
     std::fs::write(home.path().join(&file.name), "").unwrap();
-    dir.write(std::slice::from_ref(&file)).unwrap();
+    dir.write(vec![file.clone()]).await.unwrap();
     assert!(dir.is_current(&file));
 }
 
 /// Claims could not be unprepared while the directory was missing, since its sync failed and only a write created it again.
-#[test]
-fn of_a_directory_that_went_away_every_file_is_removed() {
+#[tokio::test]
+async fn of_a_directory_that_went_away_every_file_is_removed() {
     let home = Home::new();
     let dir = home.open();
-    dir.write(&[file("a", "1")]).unwrap();
+    dir.write(vec![file("a", "1")]).await.unwrap();
     std::fs::remove_dir_all(home.path()).unwrap();
-    dir.remove(&["gpu.example.com_a.yaml".to_owned()]).unwrap();
-    dir.write(&[file("b", "1")]).unwrap();
+    dir.remove(vec!["gpu.example.com_a.yaml".to_owned()]).await.unwrap();
+    dir.write(vec![file("b", "1")]).await.unwrap();
     assert_eq!(home.names(), ["gpu.example.com_b.yaml"]);
 }
 
-#[test]
-fn files_of_others_are_not_ours() {
+#[tokio::test]
+async fn files_of_others_are_not_ours() {
     let home = Home::new();
     let name = file("a", "1").name;
     home.put("nvidia.yaml", "kind: nvidia.com/gpu\n");
@@ -141,26 +143,29 @@ fn files_of_others_are_not_ours() {
     let before = home.names();
     let dir = home.open();
     assert!(dir.list_ours().unwrap().is_empty());
-    assert!(matches!(dir.write(&[file("a", "1")]), Err(CdiError::Foreign(_))));
-    assert!(matches!(dir.remove(&[name]), Err(CdiError::Foreign(_))));
-    assert!(matches!(dir.remove(&["link.yaml".to_owned()]), Err(CdiError::Foreign(_))));
+    assert!(matches!(dir.write(vec![file("a", "1")]).await, Err(CdiError::Foreign(_))));
+    assert!(matches!(dir.remove(vec![name]).await, Err(CdiError::Foreign(_))));
+    assert!(matches!(dir.remove(vec!["link.yaml".to_owned()]).await, Err(CdiError::Foreign(_))));
     for bad in ["../x.yaml", ".x.yaml", "x.txt", "a/b.yaml"] {
-        assert!(matches!(dir.remove(&[bad.to_owned()]), Err(CdiError::Name(_))), "{bad}");
+        assert!(matches!(dir.remove(vec![bad.to_owned()]).await, Err(CdiError::Name(_))), "{bad}");
     }
     assert_eq!(home.names(), before);
 }
 
-#[test]
-fn one_refused_file_leaves_nothing_behind() {
+#[tokio::test]
+async fn one_refused_file_does_not_keep_others_waiting_and_leaves_nothing_behind() {
     let home = Home::new();
     home.put(&file("b", "1").name, "# another program's\n");
     let dir = home.open();
-    assert!(dir.write(&[file("a", "1"), file("b", "1")]).is_err());
-    assert_eq!(home.names(), ["gpu.example.com_b.yaml"]);
+    let (bad, good) =
+        tokio::join!(dir.write(vec![file("a", "1"), file("b", "1")]), dir.write(vec![file("c", "1")]));
+    assert!(bad.is_err());
+    good.unwrap();
+    assert_eq!(home.names(), ["gpu.example.com_b.yaml", "gpu.example.com_c.yaml"]);
 }
 
-#[test]
-fn what_a_crash_left_half_written_is_swept_at_the_start() {
+#[tokio::test]
+async fn what_a_crash_left_half_written_is_swept_at_the_start() {
     let home = Home::new();
     home.put(".nodedock-ad5e7ceb-7-1.tmp", "half");
     home.put(".other.tmp", "theirs");
@@ -168,14 +173,14 @@ fn what_a_crash_left_half_written_is_swept_at_the_start() {
     assert_eq!(home.names(), [".other.tmp"]);
 }
 
-#[test]
-fn a_file_of_ours_that_cannot_be_understood_is_still_ours() {
+#[tokio::test]
+async fn a_file_of_ours_that_cannot_be_understood_is_still_ours() {
     let home = Home::new();
     home.put("x.yaml", "# nodedock.dev/claim: {\"version\":99}\n{}\n");
     let dir = home.open();
     let ours = dir.list_ours().unwrap();
     assert_eq!((ours.len(), ours[0].identity.is_none(), ours[0].spec.as_str()), (1, true, "{}\n"));
-    dir.remove(&["x.yaml".to_owned()]).unwrap();
+    dir.remove(vec!["x.yaml".to_owned()]).await.unwrap();
     assert!(home.names().is_empty());
 }
 
@@ -185,7 +190,7 @@ async fn a_device_of_another_program_with_the_same_name_is_found() {
     let dir = home.open();
     let record = claim_with_uid("a", one(with_env("A", "1")));
     let names: Vec<_> = cdi_devices(&record, &driver()).into_iter().flat_map(|(_, names)| names).collect();
-    dir.write(&[rendered(&record)]).unwrap();
+    dir.write(vec![rendered(&record)]).await.unwrap();
     assert_eq!(collisions(&dir, &names).await, []);
 
     home.put("broken.yaml", "kind: [");
@@ -196,7 +201,7 @@ async fn a_device_of_another_program_with_the_same_name_is_found() {
     };
     assert_eq!(collisions(&dir, &names).await, std::slice::from_ref(&expected));
     // Our own changes are no reason to look again, nor to forget.
-    dir.write(&[file("b", "1")]).unwrap();
+    dir.write(vec![file("b", "1")]).await.unwrap();
     assert_eq!(collisions(&dir, &names).await, [expected]);
     std::fs::remove_file(home.path().join("theirs.yaml")).unwrap();
     assert_eq!(collisions(&dir, &names).await, []);
@@ -207,29 +212,29 @@ async fn daemons_that_share_a_directory_leave_each_others_files_alone() {
     let home = Home::new();
     let (one, file) = (home.open(), file("a", "1"));
     let two = CdiDir::open(&home.path(), &[], "/elsewhere/\"checkpoint\".redb").unwrap();
-    one.write(std::slice::from_ref(&file)).unwrap();
+    one.write(vec![file.clone()]).await.unwrap();
     assert_eq!((one.list_ours().unwrap().len(), two.list_ours().unwrap().len()), (1, 0));
     assert!(one.is_current(&file) && !two.is_current(&file));
-    assert!(matches!(two.write(std::slice::from_ref(&file)), Err(CdiError::Foreign(_))));
-    assert!(matches!(two.remove(std::slice::from_ref(&file.name)), Err(CdiError::Foreign(_))));
+    assert!(matches!(two.write(vec![file.clone()]).await, Err(CdiError::Foreign(_))));
+    assert!(matches!(two.remove(vec![file.name.clone()]).await, Err(CdiError::Foreign(_))));
     let device = "gpu.example.com/claim=a-gpu-0".to_owned();
     let named = async |dir: &CdiDir| collisions(dir, std::slice::from_ref(&device)).await.len();
     assert_eq!((named(&one).await, named(&two).await), (0, 1));
-    one.remove(std::slice::from_ref(&file.name)).unwrap();
-    two.write(std::slice::from_ref(&file)).unwrap();
+    one.remove(vec![file.name.clone()]).await.unwrap();
+    two.write(vec![file.clone()]).await.unwrap();
     assert!(two.list_ours().unwrap()[0].identity.is_some());
 }
 
-#[test]
-fn what_a_cut_left_of_our_file_is_still_ours() {
+#[tokio::test]
+async fn what_a_cut_left_of_our_file_is_still_ours() {
     let home = Home::new();
     let (dir, file) = (home.open(), file("a", "1"));
-    dir.write(std::slice::from_ref(&file)).unwrap();
+    dir.write(vec![file.clone()]).await.unwrap();
     let path = home.path().join(&file.name);
     let whole = std::fs::read(&path).unwrap();
     for length in [25, 40, whole.len() / 2] {
         std::fs::write(&path, &whole[..length]).unwrap();
-        dir.write(std::slice::from_ref(&file)).unwrap();
+        dir.write(vec![file.clone()]).await.unwrap();
         assert_eq!(std::fs::read(&path).unwrap(), whole, "cut to {length}");
     }
 }
@@ -270,7 +275,7 @@ async fn our_directory_under_another_name_is_no_other_directory() {
     let directories = [home.path(), link.clone()];
     for (path, directories) in [(&home.path(), &directories), (&link, &directories)] {
         let dir = CdiDir::open(path, directories, DAEMON).unwrap();
-        dir.write(&[file("a", "1")]).unwrap();
+        dir.write(vec![file("a", "1")]).await.unwrap();
         assert_eq!(collisions(&dir, &[DEVICE.to_owned()]).await, [], "{}", path.display());
     }
 }
@@ -298,20 +303,20 @@ async fn own_changes_are_distinguished_from_other_changes() {
     let home = Home::new();
     let (dir, file) = (home.open(), file("a", "1"));
     assert!(dir.is_as_left(&file.name), "it is not there, and was not");
-    dir.write(std::slice::from_ref(&file)).unwrap();
+    dir.write(vec![file.clone()]).await.unwrap();
     assert!(dir.is_as_left(&file.name));
     // In place and of the same size, possibly within a tick of the file system's clock.
     let path = home.path().join(&file.name);
     let altered = std::fs::read_to_string(&path).unwrap().replace("A=1", "A=2");
     std::fs::write(&path, altered).unwrap();
     assert!(!dir.is_as_left(&file.name));
-    dir.write(std::slice::from_ref(&file)).unwrap();
+    dir.write(vec![file.clone()]).await.unwrap();
     assert!(dir.is_as_left(&file.name));
     std::fs::write(&path, "short").unwrap();
     assert!(!dir.is_as_left(&file.name));
     std::fs::remove_file(home.path().join(&file.name)).unwrap();
     assert!(!dir.is_as_left(&file.name));
-    dir.remove(std::slice::from_ref(&file.name)).unwrap();
+    dir.remove(vec![file.name.clone()]).await.unwrap();
     assert!(dir.is_as_left(&file.name));
     home.put("theirs.yaml", THEIRS);
     dir.survey().await.unwrap();
@@ -323,7 +328,7 @@ async fn own_changes_are_distinguished_from_other_changes() {
 async fn copies_of_our_files_are_strays() {
     let home = Home::new();
     let (dir, file) = (home.open(), file("a", "1"));
-    dir.write(std::slice::from_ref(&file)).unwrap();
+    dir.write(vec![file.clone()]).await.unwrap();
     std::fs::copy(home.path().join(&file.name), home.path().join("copy.yaml")).unwrap();
     dir.survey().await.unwrap();
     assert_eq!(dir.strays(), ["copy.yaml"]);
@@ -335,13 +340,13 @@ async fn copies_of_our_files_are_strays() {
     }
 }
 
-#[test]
-fn a_foreign_file_keeps_no_other_from_being_removed() {
+#[tokio::test]
+async fn a_foreign_file_keeps_no_other_from_being_removed() {
     let home = Home::new();
     let (dir, ours) = (home.open(), file("a", "1"));
-    dir.write(std::slice::from_ref(&ours)).unwrap();
+    dir.write(vec![ours.clone()]).await.unwrap();
     home.put("theirs.yaml", "# by hand\n");
-    let removed = dir.remove(&["theirs.yaml".to_owned(), ours.name]);
+    let removed = dir.remove(vec!["theirs.yaml".to_owned(), ours.name]).await;
     assert!(matches!(removed, Err(CdiError::Foreign(_))));
     assert_eq!(home.names(), ["theirs.yaml"]);
 }

@@ -97,7 +97,7 @@ impl Manager {
         records: &[Arc<ClaimRecord>],
         nodes: Nodes,
     ) -> BTreeMap<Uid, Problem> {
-        let (_, refused) = self.write_files(records);
+        let (_, refused) = self.write_files(records).await;
         self.check_written(records, nodes, refused).await
     }
 
@@ -127,7 +127,7 @@ impl Manager {
         records: &[Arc<ClaimRecord>],
         nodes: Nodes,
     ) -> BTreeMap<Uid, Problem> {
-        let (rendered, refused) = self.write_files(records);
+        let (rendered, refused) = self.write_files(records).await;
         self.claim_metrics.files_rendered_again.inc_by(rendered);
         let refused = self.check_written(records, nodes, refused).await;
         let noted = records.iter().filter_map(|record| self.with_file_note(record)).collect::<Vec<_>>();
@@ -182,7 +182,7 @@ impl Manager {
 
     /// Writes the CDI files of claims that are missing or differ from the checkpoint. Returns their number, and the claims for which
     /// that failed.
-    fn write_files(&self, records: &[Arc<ClaimRecord>]) -> (u64, BTreeMap<Uid, Problem>) {
+    async fn write_files(&self, records: &[Arc<ClaimRecord>]) -> (u64, BTreeMap<Uid, Problem>) {
         let mut failed = BTreeMap::new();
         let mut stale: Vec<(&Uid, Vec<SpecFile>)> = Vec::new();
         for record in records {
@@ -194,21 +194,29 @@ impl Manager {
                 Err(error) => drop(failed.insert(record.id.uid.clone(), unrendered(record, &error))),
             }
         }
-        let mut written = 0;
+        let all: Vec<_> = stale.iter().flat_map(|(_, files)| files.clone()).collect();
+        let mut written = all.len() as u64;
+        if self.cdi.write(all).await.is_ok() {
+            return (written, failed);
+        }
         // One that cannot be written must not fail the others.
-        for (uid, files) in stale {
-            match self.cdi.write(&files) {
-                Ok(()) => written += files.len() as u64,
-                Err(error) => drop(failed.insert(uid.clone(), not_written(&error))),
+        let each = stale.into_iter().map(|(uid, files)| async move {
+            let count = files.len() as u64;
+            (uid, self.cdi.write(files).await.map_err(|error| (count, error)))
+        });
+        for (uid, outcome) in futures::future::join_all(each).await {
+            if let Err((count, error)) = outcome {
+                written -= count;
+                failed.insert(uid.clone(), not_written(&error));
             }
         }
         (written, failed)
     }
 
     /// Removes files of stale parts: a container that is started again must not get a device that is gone.
-    pub(super) fn remove_stale_files(&self, records: &[Arc<ClaimRecord>]) {
+    pub(super) async fn remove_stale_files(&self, records: &[Arc<ClaimRecord>]) {
         let names: Vec<_> = records.iter().flat_map(|record| stale_files(record)).collect();
-        if let Err(error) = self.cdi.remove(&names) {
+        if let Err(error) = self.cdi.remove(names).await {
             tracing::warn!(error = chain(&error), "a stale cdi file stays");
         }
     }
@@ -284,7 +292,7 @@ impl Manager {
             let records: Vec<_> = free.iter().filter_map(|(uid, _)| self.claim_with_files(uid)).collect();
             failpoint::pass(Point::ReconcileClaim);
             self.check_prepared_files(&records, Nodes::Unchecked).await;
-            self.remove_stale_files(&records);
+            self.remove_stale_files(&records).await;
         }
         locked
     }
@@ -344,7 +352,7 @@ impl Manager {
             }
             tracing::info!(file = name, claim = %uid, "removing a cdi file that no claim owns");
             failpoint::pass(Point::OrphanFound);
-            if let Err(error) = self.cdi.remove(&[name]) {
+            if let Err(error) = self.cdi.remove(vec![name]).await {
                 tracing::warn!(error = chain(&error), "a cdi file without an owner stays");
             }
             failpoint::pass(Point::OrphanRemoved);

@@ -348,8 +348,7 @@ impl Manager {
             records.push(record);
         }
         let prepared = self.with_file_notes(prepared).await;
-        // Files are derived from the records, so the order of the two does not matter: both are there before the answer. The commit is polled
-        // first: its thread syncs while this one writes the files.
+        // Files are derived from the records, so the order of the two does not matter: both are there before the answer.
         let files = self
             .check_files(&prepared, Nodes::Checked)
             .inspect(|_| failpoint::pass(Point::PrepareFilesWritten));
@@ -369,21 +368,21 @@ impl Manager {
             if !had_intents {
                 // Nothing of the request is in the checkpoint, and so nothing of it is left.
                 ends.values_mut().filter(|end| end.is_ok()).for_each(|end| *end = Err(problem.clone()));
-                return self.remove_files_without_claim(&prepared);
+                return self.remove_files_without_claim(&prepared).await;
             }
             ends.extend(prepared.iter().map(|record| (record.id.uid.clone(), Err(problem.clone()))));
         }
-        self.remove_stale_files(&open);
+        self.remove_stale_files(&open).await;
         if !rolled_back.is_empty() {
             self.roll_back(rolled_back, holder.part(), call).await;
         }
     }
 
     /// Removes files of claims that are not in the table.
-    fn remove_files_without_claim(&self, records: &[Arc<ClaimRecord>]) {
+    async fn remove_files_without_claim(&self, records: &[Arc<ClaimRecord>]) {
         let is_gone = |record: &&Arc<ClaimRecord>| self.table().claim(record.id.uid.as_str()).is_none();
         let gone: Vec<_> = records.iter().filter(is_gone).cloned().collect();
-        if let Err(problem) = self.remove_files(&gone) {
+        if let Err(problem) = self.remove_files(&gone).await {
             tracing::warn!(%problem, "files of claims that are not in the checkpoint stay");
         }
     }

@@ -108,7 +108,7 @@ impl Manager {
         let Restored { values: put_back, locks: _locks } =
             self.restore_released(&record, &results, &RestoreRequest::of(call)).await;
         failpoint::pass(Point::ReleasePutBack);
-        self.remove_files(std::slice::from_ref(&record))?;
+        self.remove_files(std::slice::from_ref(&record)).await?;
         let released = machine::released(&record, results, now_ms(), by);
         let released = Arc::new(ReleaseRecord { put_back, ..released });
         self.forget_released(&record, &released).await?;

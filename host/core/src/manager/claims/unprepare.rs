@@ -216,9 +216,8 @@ impl Manager {
             return;
         }
         let unprepared = || results.iter().filter(|(_, outcome, _)| outcome.is_ok());
-        let names: Vec<_> =
-            unprepared().map(|(driver, _, _)| cdi::file_name(driver, &record.id.uid)).collect();
-        if let Err(problem) = self.remove_files_named(&names) {
+        let names = unprepared().map(|(driver, _, _)| cdi::file_name(driver, &record.id.uid)).collect();
+        if let Err(problem) = self.remove_files_named(names).await {
             let outcomes = results.iter_mut().map(|(_, outcome, _)| outcome);
             outcomes.filter(|outcome| outcome.is_ok()).for_each(|outcome| *outcome = Err(problem.clone()));
         }
@@ -237,7 +236,7 @@ impl Manager {
         if gone.is_empty() {
             return Ok(());
         }
-        self.remove_files(gone)?;
+        self.remove_files(gone).await?;
         let uids: Vec<_> = gone.iter().map(|record| record.id.uid.clone()).collect();
         let mut pods: BTreeSet<_> = gone.iter().flat_map(|record| record.pods.keys().cloned()).collect();
         let mut locks = Vec::new();
@@ -252,16 +251,16 @@ impl Manager {
         Ok(())
     }
 
-    pub(super) fn remove_files(&self, gone: &[Arc<ClaimRecord>]) -> Result<(), Problem> {
+    pub(super) async fn remove_files(&self, gone: &[Arc<ClaimRecord>]) -> Result<(), Problem> {
         let names = |record: &Arc<ClaimRecord>| {
             let drivers = record.allocation.drivers().into_iter();
             drivers.map(|driver| cdi::file_name(driver, &record.id.uid)).collect::<Vec<_>>()
         };
-        self.remove_files_named(&gone.iter().flat_map(names).collect::<Vec<_>>())
+        self.remove_files_named(gone.iter().flat_map(names).collect()).await
     }
 
-    fn remove_files_named(&self, names: &[String]) -> Result<(), Problem> {
-        match self.cdi.remove(names) {
+    async fn remove_files_named(&self, names: Vec<String>) -> Result<(), Problem> {
+        match self.cdi.remove(names).await {
             // A file of another program under our name: ours is gone.
             Ok(()) | Err(CdiError::Foreign(_)) => {}
             Err(error) => {
