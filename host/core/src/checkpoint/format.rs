@@ -14,6 +14,7 @@ use serde_json::Value;
 use super::upgrade::{self, RecordStep, UPGRADES, Upgrades};
 use super::writer::{Write, guarded};
 use super::{Change, CommitError, carry};
+use nodedock_base::failpoint::{self, Point};
 use nodedock_base::{clock, worded};
 use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid};
 
@@ -298,7 +299,9 @@ pub(super) fn put_recovered(database: &Database, claims: &[ClaimRecord]) -> Resu
         }
         let now = clock::rfc3339(clock::now_ms());
         transaction.open_table(META)?.insert(META_RECOVERED, now.as_str())?;
+        failpoint::pass(Point::CheckpointCommit);
         transaction.commit()?;
+        failpoint::pass(Point::CheckpointCommitted);
         Ok(())
     })
 }

@@ -45,7 +45,7 @@ type PodClaims<'a> = (&'a PodRequest, &'a [ResolvedClaim]);
 #[derive(Default)]
 struct Uncommitted {
     /// Prepared claims that the request has joined.
-    joined: Vec<Arc<ClaimRecord>>,
+    joined: Vec<Uid>,
     /// Of the pod's record.
     changes: Vec<Change>,
     undo: Undo,
@@ -271,7 +271,8 @@ impl Manager {
             (pod.map(|(request, claims)| (request, names_of(claims, &accepted))), plan.undo);
         let changes = self.put_pod(pod, &mut undo);
         let uncommitted = if are_pure(&callees) {
-            Some(Uncommitted { joined: plan.joined.clone(), changes, undo })
+            let joined = plan.joined.iter().map(|record| record.id.uid.clone()).collect();
+            Some(Uncommitted { joined, changes, undo })
         } else if let Err(problem) = self.commit_intents(&intents, changes, undo).await {
             ends.extend(accepted.into_iter().map(|uid| (uid, Err(problem.clone()))));
             return ends;
@@ -354,7 +355,9 @@ impl Manager {
             .inspect(|_| failpoint::pass(Point::PrepareFilesWritten));
         let had_intents = uncommitted.is_none();
         let Uncommitted { joined, changes, undo } = uncommitted.unwrap_or_default();
-        let mut records: Vec<_> = joined.into_iter().chain(prepared.iter().chain(&open).cloned()).collect();
+        // As they are now: the check of their files may have added a note.
+        let joined = joined.iter().filter_map(|uid| self.table().claim(uid.as_str()).cloned());
+        let mut records: Vec<_> = joined.chain(prepared.iter().chain(&open).cloned()).collect();
         if !had_intents {
             records.extend(rolled_back.iter().cloned());
         }
