@@ -271,6 +271,7 @@ impl Manager {
             (pod.map(|(request, claims)| (request, names_of(claims, &accepted))), plan.undo);
         let changes = self.put_pod(pod, &mut undo);
         let uncommitted = if are_pure(&callees) {
+            self.report_claims(&intents);
             let joined = plan.joined.iter().map(|record| record.id.uid.clone()).collect();
             Some(Uncommitted { joined, changes, undo })
         } else if let Err(problem) = self.commit_intents(&intents, changes, undo).await {
