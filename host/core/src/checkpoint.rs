@@ -105,7 +105,8 @@ pub fn open_or_recover<E: From<OpenError> + From<CommitError>>(
     failpoint::pass(Point::CheckpointOpened);
     if !dump.meta.is_recovered {
         let claims = if dump.is_empty() { recover()? } else { Vec::new() };
-        match format::put_recovered(&database, &claims) {
+        let changes = claims.iter().map(|claim| Change::PutClaim(Arc::new(claim.clone())));
+        match writer::recover(&database, &encoded(changes.collect())?) {
             // A disk that takes no writes is reported by the first commit, and the next start marks the file.
             Err(error) if claims.is_empty() => {
                 tracing::warn!(error = chain(&error), "the checkpoint is not marked as recovered");

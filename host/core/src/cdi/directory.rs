@@ -197,7 +197,15 @@ impl CdiDir {
         let path = self.directory.path.join(name);
         let known = self.directory.catalog.known.lock().get(name).copied();
         match (std::fs::symlink_metadata(&path), known) {
-            (Ok(metadata), Some(known)) => self.directory.is_known(name, &metadata, known),
+            (Ok(metadata), Some(known)) => {
+                let checked = self.directory.checked(name, &metadata, known);
+                if let (Some(checked), Some(entry)) =
+                    (checked, self.directory.catalog.known.lock().get_mut(name))
+                {
+                    *entry = checked;
+                }
+                checked.is_some()
+            }
             (Err(error), None) if error.kind() == io::ErrorKind::NotFound => {
                 !self.directory.catalog.has(name)
             }
@@ -298,25 +306,23 @@ impl Directory {
             _ if metadata.size() != file.bytes.len() as u64 => false,
             _ => {
                 let known = Known { hash, stamp: Stamp::of(&metadata), settled: false };
-                self.is_known(&file.name, &metadata, known)
+                let checked = self.checked(&file.name, &metadata, known);
+                checked.is_some_and(|checked| {
+                    self.catalog.known.lock().insert(file.name.clone(), checked);
+                    true
+                })
             }
         }
     }
 
-    /// Returns whether the file is the known one: by its metadata, or by its content if a change may not show in them.
-    fn is_known(&self, name: &str, metadata: &Metadata, known: Known) -> bool {
-        let is_same = known.stamp == Stamp::of(metadata);
-        if !is_same || known.settled {
-            return is_same;
+    /// Returns what is known if the file is still that: by its metadata, or by its content if a change may not show in them.
+    fn checked(&self, name: &str, metadata: &Metadata, known: Known) -> Option<Known> {
+        if known.settled || known.stamp != Stamp::of(metadata) {
+            return (known.stamp == Stamp::of(metadata)).then_some(known);
         }
         let settled = known.stamp.is_settled();
-        let is_same = metadata.is_file()
-            && std::fs::read(self.path.join(name))
-                .is_ok_and(|bytes| self.hasher.hash_one(&bytes) == known.hash);
-        if is_same {
-            self.catalog.known.lock().insert(name.to_owned(), Known { settled, ..known });
-        }
-        is_same
+        let bytes = std::fs::read(self.path.join(name)).ok().filter(|_| metadata.is_file())?;
+        (self.hasher.hash_one(&bytes) == known.hash).then_some(Known { settled, ..known })
     }
 }
 

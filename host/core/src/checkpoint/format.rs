@@ -4,17 +4,14 @@ use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use redb::{
-    Database, ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, TableError, TableHandle,
-};
+use redb::{ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, TableError, TableHandle};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::upgrade::{self, RecordStep, UPGRADES, Upgrades};
-use super::writer::{Write, guarded};
+use super::writer::Write;
 use super::{Change, CommitError, carry};
-use nodedock_base::failpoint::{self, Point};
 use nodedock_base::{clock, worded};
 use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid};
 
@@ -30,7 +27,7 @@ const META_FORMAT: &str = "format";
 const META_WRITTEN_BY: &str = "written-by";
 const META_CREATED: &str = "created";
 pub(super) const META_PROBED: &str = "probed";
-const META_RECOVERED: &str = "recovered";
+pub(super) const META_RECOVERED: &str = "recovered";
 
 worded! {
     /// A table of records. The first two exist in every file, the others from their first write; a release that does not know a table leaves
@@ -283,27 +280,6 @@ pub(super) fn load_meta(database: &impl ReadableDatabase) -> Result<Option<Meta>
     }
     let is_recovered = table.get(META_RECOVERED)?.is_some();
     Ok(Some(Meta { format, written_by, created, is_recovered }))
-}
-
-/// Writes recovered claims, and in the same transaction that this was done.
-pub(super) fn put_recovered(database: &Database, claims: &[ClaimRecord]) -> Result<(), CommitError> {
-    let writes = claims.iter().map(|claim| put(Table::Claims, &claim.id.uid, claim));
-    let writes = writes.collect::<Result<Vec<_>, _>>()?;
-    guarded("write", || {
-        let transaction = database.begin_write()?;
-        {
-            let mut table = transaction.open_table(Table::Claims.definition())?;
-            for Write { key, value, .. } in &writes {
-                table.insert(key.as_str(), value.as_deref().unwrap_or_default())?;
-            }
-        }
-        let now = clock::rfc3339(clock::now_ms());
-        transaction.open_table(META)?.insert(META_RECOVERED, now.as_str())?;
-        failpoint::pass(Point::CheckpointCommit);
-        transaction.commit()?;
-        failpoint::pass(Point::CheckpointCommitted);
-        Ok(())
-    })
 }
 
 /// Reads a table. `key_of` returns the key that a record must have.

@@ -12,7 +12,7 @@ use redb::{Database, ReadableTable, Table as OpenTable, WriteTransaction};
 use tokio::sync::{mpsc, oneshot};
 
 use super::CommitError;
-use super::format::{self, META, META_PROBED, Precious, Table, UNREADABLE};
+use super::format::{self, META, META_PROBED, META_RECOVERED, Precious, Table, UNREADABLE};
 use super::status::Status;
 use nodedock_base::clock;
 use nodedock_base::error::chain;
@@ -153,7 +153,9 @@ impl Writer {
         };
         let database = self.database.insert(database);
         let mut before = Values::new();
-        let step = || apply(database, &self.doubtful, &self.precious, writes, &mut before);
+        // Without changes, a test whether the disk accepts writes.
+        let time = writes.is_empty().then_some(META_PROBED);
+        let step = || apply(database, &self.doubtful, &self.precious, writes, time, &mut before);
         let outcome = guarded("write", step);
         match outcome {
             Ok(()) => self.doubtful.clear(),
@@ -205,13 +207,20 @@ pub(super) fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
         .unwrap_or_else(|| "panic without a message".to_owned())
 }
 
-/// Executes one transaction that restores the keys in doubt and does the writes; opens only tables that it writes. `before` receives the
-/// values before the transaction, of keys that it has written.
+/// Writes recovered claims, and in the same transaction that this was done.
+pub(super) fn recover(database: &Database, writes: &[Write]) -> Result<(), CommitError> {
+    let (none, precious, mut before) = (Values::new(), Precious::default(), Values::new());
+    guarded("write", || apply(database, &none, &precious, writes, Some(META_RECOVERED), &mut before))
+}
+
+/// Executes one transaction that restores the keys in doubt, does the writes, and sets a time of `meta`; opens only tables that it writes.
+/// `before` receives the values before the transaction, of keys that it has written.
 fn apply(
     database: &Database,
     doubtful: &Values,
     precious: &Precious,
     writes: &[Write],
+    time: Option<&'static str>,
     before: &mut Values,
 ) -> Result<(), redb::Error> {
     // One-phase commits with checksums, redb's default: one sync. After a crash redb reads the whole file once.
@@ -228,9 +237,9 @@ fn apply(
             }
         }
     }
-    if writes.is_empty() {
+    if let Some(time) = time {
         let now = clock::rfc3339(clock::now_ms());
-        transaction.open_table(META)?.insert(META_PROBED, now.as_str())?;
+        transaction.open_table(META)?.insert(time, now.as_str())?;
     }
     failpoint::pass(Point::CheckpointCommit);
     transaction.commit()?;

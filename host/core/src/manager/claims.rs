@@ -235,6 +235,14 @@ impl Manager {
         self.report_statuses(records.iter());
     }
 
+    fn report_gone(&self, records: &[Arc<ClaimRecord>]) {
+        for record in records {
+            self.set_file_conditions(record, Vec::new());
+            self.changes.tell(ChangedKind::Claim, &record.id, "gone");
+        }
+        self.report_statuses(records.iter());
+    }
+
     /// Removes claims, and those of `pods` that hold nothing else, durably and with more changes in the same commit. They leave the
     /// table after the commit: if it failed, a device that another claim took before would be in two claims. The caller has the
     /// pods' locks.
@@ -253,11 +261,7 @@ impl Manager {
             pods.iter().for_each(|pod| drop(table.remove_pod(pod.as_str())));
             uids.iter().filter_map(|uid| table.remove(uid)).collect()
         };
-        for record in &gone {
-            self.set_file_conditions(record, Vec::new());
-            self.changes.tell(ChangedKind::Claim, &record.id, "gone");
-        }
-        self.report_statuses(gone.iter());
+        self.report_gone(&gone);
         self.claims_freed.send_modify(|count| *count += 1);
         Ok(())
     }

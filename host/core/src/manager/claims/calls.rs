@@ -25,14 +25,13 @@ pub(crate) const CALL_MARGIN: Duration = Duration::from_secs(5);
 /// names it yet.
 pub(super) type CalledDriver = (DriverRevision, Arc<DriverIdentity>);
 
-/// The drivers to call, as they serve when a request is decided, or why they cannot be called.
-pub(super) type Callees = BTreeMap<DriverName, Result<(Driver, Arc<dyn ClaimDriver>), Problem>>;
+/// A driver to call, as it serves when a request is decided, or why it cannot be called.
+type Callee = Result<(Driver, Arc<dyn ClaimDriver>), Problem>;
+pub(super) type Callees = BTreeMap<DriverName, Callee>;
 
 /// Whether the calls cannot change the node.
 pub(super) fn are_pure(callees: &Callees) -> bool {
-    let is_pure = |callee: &Result<(Driver, Arc<dyn ClaimDriver>), Problem>| {
-        callee.as_ref().is_ok_and(|(_, driver)| driver.is_pure())
-    };
+    let is_pure = |callee: &Callee| callee.as_ref().is_ok_and(|(_, driver)| driver.is_pure());
     !callees.is_empty() && callees.values().all(is_pure)
 }
 
@@ -79,7 +78,7 @@ impl Manager {
     }
 
     /// The driver that serves under a name, and its service for claims.
-    fn claim_driver(&self, name: &DriverName) -> Result<(Driver, Arc<dyn ClaimDriver>), Problem> {
+    fn claim_driver(&self, name: &DriverName) -> Callee {
         let driver = self.registry.serving(name)?;
         let claims = driver.claims.clone().ok_or_else(|| no_claims(name))?;
         Ok((driver, claims))
@@ -128,7 +127,7 @@ impl Manager {
 
 async fn prepare_with(
     name: &DriverName,
-    callee: &Result<(Driver, Arc<dyn ClaimDriver>), Problem>,
+    callee: &Callee,
     records: &[&ClaimRecord],
     call: &Call,
 ) -> Vec<(DriverResult, Option<CalledDriver>)> {

@@ -372,7 +372,7 @@ impl Manager {
             if !had_intents {
                 // Nothing of the request is in the checkpoint, and so nothing of it is left.
                 ends.values_mut().filter(|end| end.is_ok()).for_each(|end| *end = Err(problem.clone()));
-                return self.remove_files_without_claim(&prepared).await;
+                return self.forget_undone(work.into_iter().map(|(record, _)| record)).await;
             }
             ends.extend(prepared.iter().map(|record| (record.id.uid.clone(), Err(problem.clone()))));
         }
@@ -382,13 +382,14 @@ impl Manager {
         }
     }
 
-    /// Removes files of claims that are not in the table.
-    async fn remove_files_without_claim(&self, records: &[Arc<ClaimRecord>]) {
-        let is_gone = |record: &&Arc<ClaimRecord>| self.table().claim(record.id.uid.as_str()).is_none();
-        let gone: Vec<_> = records.iter().filter(is_gone).cloned().collect();
+    /// Removes the files of claims that are in the table no more, and reports that they are gone.
+    async fn forget_undone(&self, records: impl Iterator<Item = Arc<ClaimRecord>>) {
+        let is_gone = |record: &Arc<ClaimRecord>| self.table().claim(record.id.uid.as_str()).is_none();
+        let gone: Vec<_> = records.filter(is_gone).collect();
         if let Err(problem) = self.remove_files(&gone).await {
             tracing::warn!(%problem, "files of claims that are not in the checkpoint stay");
         }
+        self.report_gone(&gone);
     }
 
     /// Notes which drivers failed, for the next request of the same claim.

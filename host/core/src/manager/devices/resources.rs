@@ -102,7 +102,7 @@ pub(super) struct Resources {
     complained: bool,
 }
 
-/// Resources of this node, and removed ones that are still reported: WASM drivers name the resources of their pools freely.
+/// Resources that have a source, and as many removed ones that are still reported: drivers name the resources of their pools freely.
 const RESOURCES_MAX: usize = 4 * limit::PLUGIN_RESOURCES_MAX;
 
 impl Resources {
@@ -207,6 +207,7 @@ impl Resources {
         }
         let empty = self.offers.extract_if(.., |_, offers| offers.is_empty());
         self.removed.extend(empty.map(|(name, _)| name));
+        // Of more, some are not reported; which ones does not matter.
         while self.removed.len() > RESOURCES_MAX {
             self.removed.pop_first();
         }
@@ -294,6 +295,27 @@ mod tests {
             (source(&resources), resources.removed().collect::<Vec<_>>()),
             (None, vec![&resource("gpu")])
         );
+    }
+
+    #[test]
+    fn names_that_change_all_the_time_are_bounded_and_known_ones_stay() {
+        let (mut resources, mut now) = (Resources::default(), Instant::now());
+        let named = |round: usize| -> PoolOffers {
+            let names = (0..RESOURCES_MAX).map(|n| resource(&format!("r{round}-{n}")));
+            names.map(|name| ((name, driver("a")), Listed::default())).collect()
+        };
+        assert_eq!(resources.set_pools(named(0), now).len(), RESOURCES_MAX);
+        let mut more = named(0);
+        more.extend(pools(&["b"]));
+        assert!(resources.set_pools(more, now).is_empty(), "one more is not offered");
+        assert_eq!((resources.iter().count(), source(&resources)), (RESOURCES_MAX, None));
+        for round in 1..3 {
+            resources.set_pools(PoolOffers::new(), now);
+            now += GRACE;
+            resources.expire(now, GRACE);
+            resources.set_pools(named(round), now);
+        }
+        assert_eq!((resources.iter().count(), resources.removed().count()), (RESOURCES_MAX, RESOURCES_MAX));
     }
 
     #[test]

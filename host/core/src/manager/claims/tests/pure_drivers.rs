@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, transient};
 use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends, with_claim, with_two_drivers};
-use nodedock_model::{ClaimState, ObjectRef};
+use nodedock_model::{ChangedKind, ClaimState, ObjectRef};
 
 fn with_pure() -> (Home, Daemon, ObjectRef, Arc<FakeDriver>) {
     let (home, daemon, a, gpu) = with_claim();
@@ -67,7 +67,11 @@ async fn a_crash_during_the_call_leaves_nothing_and_meanwhile_the_device_is_take
         daemon.crash().await;
         gpu.shut(false);
     };
+    let mut changes = daemon.manager.changes.listen();
     let (outcome, ()) = tokio::join!(daemon.prepare(&a, &["one"]), crash);
+    let states =
+        std::iter::from_fn(|| changes.try_recv().ok()).filter(|changed| changed.kind == ChangedKind::Claim);
+    assert_eq!(states.last().unwrap().state, "gone");
     assert_eq!(ends(&outcome), ["checkpoint-unavailable"]);
     assert!(daemon.is_empty() && daemon.manager.pods().is_empty());
     assert!(daemon.cdi_files().is_empty());
