@@ -107,6 +107,11 @@ impl Root {
     }
 
     pub fn checkpoint(&self) -> PathBuf {
+        self.state().join("checkpoint.db")
+    }
+
+    /// The file that a release of format 1 used.
+    pub fn checkpoint_of_format_1(&self) -> PathBuf {
         self.state().join("checkpoint.redb")
     }
 

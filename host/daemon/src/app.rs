@@ -215,7 +215,7 @@ impl Built {
         let node = NodeFacts { name: config.node_name.clone(), boot_id };
         let started_ms = now_ms();
         let conditions = Conditions::new(changes.clone());
-        let cdi = CdiDir::open(&paths.cdi, &paths.cdi_spec_dirs, &paths.checkpoint.to_string_lossy())?;
+        let cdi = CdiDir::open(&paths.cdi, &paths.cdi_spec_dirs, &paths.identity())?;
         let opened = state::open(&paths.checkpoint, &cdi, &conditions)?;
         failpoint::pass(Point::Recovered);
         let unreadable = opened.dump.unreadable_claims();
@@ -275,9 +275,8 @@ impl Built {
         let Self { config, node, started_ms, changes, checkpoint, tasks, .. } = self;
         let (registry, conditions) = (self.wasm.registry.clone(), self.wasm.conditions.clone());
         let (paths, intake, drivers) = (&config.paths, &tasks.intake, &tasks.drivers);
-        // Several daemons may write to one CDI directory: each is identified by the path of its checkpoint.
-        let daemon = paths.checkpoint.to_string_lossy().into_owned();
-        let upkeep = checkpoint.clone().keep(daemon, conditions.clone(), intake.clone());
+        let subject = paths.checkpoint.to_string_lossy().into_owned();
+        let upkeep = checkpoint.clone().keep(subject, conditions.clone(), intake.clone());
         intake.spawn("checkpoint-upkeep", upkeep);
         let connected = config.kubernetes.as_ref().zip(self.client).map(|(kubernetes, client)| {
             Connected::new(kubernetes.clone(), client, registry.clone(), conditions.clone(), intake.clone())

@@ -199,6 +199,12 @@ pub struct Paths {
 }
 
 impl Paths {
+    /// Returns what identifies this daemon in CDI files, since several daemons may write to one directory: the path that the checkpoint had
+    /// in format 1, which running claims' files name.
+    pub fn identity(&self) -> String {
+        self.checkpoint.with_extension("redb").to_string_lossy().into_owned()
+    }
+
     /// Returns the default paths below a root.
     pub fn below(root: &Path) -> Self {
         Self {
@@ -206,7 +212,7 @@ impl Paths {
             plugins_registry: root.join("var/lib/nodedock/plugins_registry"),
             device_plugins: root.join("var/lib/nodedock/device-plugins"),
             kept_drivers: root.join("var/lib/nodedock/kept-drivers"),
-            checkpoint: root.join("var/lib/nodedock/checkpoint.redb"),
+            checkpoint: root.join("var/lib/nodedock/checkpoint.db"),
             claims: root.join("var/lib/nodedock/claims"),
             cache: root.join("var/cache/nodedock"),
             socket: root.join("run/nodedock/nodedock.sock"),

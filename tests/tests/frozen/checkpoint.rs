@@ -9,7 +9,8 @@ use crate::{assert_frozen, fixture};
 /// A root with the recorded checkpoint.
 fn root() -> Root {
     let root = Root::new();
-    std::fs::copy(fixture("checkpoint.redb"), root.checkpoint()).expect("copy the recorded checkpoint");
+    std::fs::copy(fixture("checkpoint.redb"), root.checkpoint_of_format_1())
+        .expect("copy the recorded checkpoint");
     root
 }
 

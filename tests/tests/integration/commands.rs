@@ -163,8 +163,8 @@ async fn a_checkpoint_is_good_after_a_crash_and_read_beside_a_daemon() {
         assert_eq!(dump["claims"][0]["state"], json!("prepared"));
     }
     daemon.cli(&["checkpoint", "dump"]).await.done_with(&["default/a"]);
-    let cut = daemon.write("cut.redb", &std::fs::read(daemon.checkpoint()).unwrap()[..3000]);
-    daemon.cli(&["checkpoint", "verify", cut.to_str().unwrap()]).await.failed_with(1, &["cut.redb"]);
+    let cut = daemon.write("cut.db", &std::fs::read(daemon.checkpoint()).unwrap()[..3000]);
+    daemon.cli(&["checkpoint", "verify", cut.to_str().unwrap()]).await.failed_with(1, &["cut.db"]);
     daemon.run().await;
     daemon.until_serving(MOCK_GPU_FILE).await;
     daemon.restart().await;

@@ -21,7 +21,9 @@ async fn claims_are_restored_from_their_cdi_files_and_can_be_unprepared() {
     assert_eq!((claim.state.as_str(), claim.pods.len()), ("prepared", 2), "{claim:?}");
     assert_eq!(daemon.cdi_files(), files, "containers that run keep their devices");
     let kept = std::fs::read_dir(daemon.state()).unwrap().flatten().map(|entry| entry.path());
-    let aside: Vec<_> = kept.filter(|path| path.to_string_lossy().contains("damaged")).collect();
+    let is_aside = |path: &std::path::PathBuf| path.to_string_lossy().contains("checkpoint.db.damaged");
+    let aside: Vec<_> =
+        kept.filter(|path| is_aside(path) && !path.to_string_lossy().ends_with("-wal")).collect();
     assert_eq!(aside.len(), 1, "{aside:?}");
     assert_eq!(std::fs::read(&aside[0]).unwrap(), b"not a checkpoint");
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::database::StoreError;
 use nodedock_base::error::chain;
 use nodedock_model::{Problem, ProblemCode, Uid};
 
@@ -31,8 +32,11 @@ pub enum OpenError {
     /// Damaged, and could not be set aside.
     #[error("set aside the checkpoint {} ({reason})", .path.display())]
     SetAside { path: PathBuf, reason: String, source: io::Error },
-    #[error("write the checkpoint {}", .path.display())]
-    Storage { path: PathBuf, source: redb::Error },
+    #[error("{doing} the checkpoint {}", .path.display())]
+    Store { path: PathBuf, doing: &'static str, source: StoreError },
+    /// The file of format 1, which this release only takes over.
+    #[error("{doing} the checkpoint {}", .path.display())]
+    Format1 { path: PathBuf, doing: &'static str, source: Box<redb::Error> },
 }
 
 /// Why changes are not known to be durable.
@@ -42,11 +46,8 @@ pub enum CommitError {
     Closed,
     #[error("encode the record {uid}")]
     Encode { uid: Uid, source: Arc<serde_json::Error> },
-    #[error("{doing} the checkpoint")]
-    Storage { doing: &'static str, source: Arc<redb::Error> },
-    /// A defect of the storage engine, or a file that was damaged while it was open.
-    #[error("the checkpoint's storage engine failed: {0}")]
-    Engine(String),
+    #[error("write the checkpoint")]
+    Store(#[from] Arc<StoreError>),
 }
 
 impl CommitError {
@@ -74,8 +75,7 @@ impl CommitError {
     }
 
     fn io_kind(&self) -> Option<io::ErrorKind> {
-        let Self::Storage { source, .. } = self else { return None };
-        if let redb::Error::Io(error) = &**source { Some(error.kind()) } else { None }
+        if let Self::Store(error) = self { error.kind() } else { None }
     }
 }
 

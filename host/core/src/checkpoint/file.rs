@@ -1,35 +1,34 @@
-//! The file: creates it, opens it, and sets aside a file that cannot be read. Two daemons that start concurrently exclude each other by
-//! a lock on the directory, so that neither sets aside a file that the other has just created.
+//! The file: creates it, opens it, takes over one of format 1, and sets aside what cannot be read. Two daemons that start concurrently
+//! exclude each other by a lock on the directory, so that neither sets aside a file that the other has just created.
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use redb::{Builder, Database, DatabaseError, StorageError};
-use rustix::fs::{Advice, FlockOperation, RenameFlags};
+use rustix::fs::{FlockOperation, RenameFlags};
 
-use super::buffered::BufferedFile;
-use super::format::{self, Dump, FORMAT_VERSION, LoadError};
-use super::upgrade::{UPGRADES, Upgrades};
-use super::writer::{self, Opener};
+use super::database::{APPLICATION_ID, Database, StoreError};
+use super::format::{self, Dump, FORMAT_VERSION, LoadError, META_TAKEN_OVER};
+use super::format_1;
+use super::upgrade::Upgrades;
 use super::{OpenError, SetAside};
+use nodedock_base::clock;
 
-/// Memory for pages. The daemon reads the whole file only at start; afterwards only the pages on the way to a record, which
-/// the kernel caches as well.
-const CACHE_BYTES: usize = 4 << 20;
 /// Attempts to name a file that is set aside: more than one only within the same second.
 const NAMES_MAX: u32 = 1000;
+/// First bytes of a SQLite file (sqlite.org/fileformat2.html, 1.3).
+const MAGIC: &[u8; 16] = b"SQLite format 3\0";
+/// Bytes of the header with what identifies a file.
+const HEADER: usize = 100;
 
 impl LoadError {
     /// Returns the reason to set the file aside: another program wrote it, or it is damaged.
     fn damage(&self) -> Option<String> {
         match self {
             Self::Foreign(reason) => Some(reason.clone()),
-            Self::Storage(redb::Error::Io(error)) => is_damage(error).then(|| error.to_string()),
-            Self::Storage(redb::Error::DatabaseAlreadyOpen) | Self::Newer { .. } | Self::Older { .. } => None,
-            Self::Storage(error) => Some(error.to_string()),
+            Self::Store(error) if error.is_damage() => Some(nodedock_base::error::chain(error)),
+            Self::Store(_) | Self::Newer { .. } | Self::Older { .. } => None,
         }
     }
 
@@ -38,20 +37,14 @@ impl LoadError {
         match self {
             Self::Newer { found, written_by } => OpenError::Newer { path, found, known, written_by },
             Self::Older { found, written_by } => OpenError::Older { path, found, known, written_by },
-            Self::Storage(redb::Error::DatabaseAlreadyOpen) => OpenError::InUse(path),
-            Self::Storage(redb::Error::Io(source)) if !is_damage(&source) => {
+            Self::Store(source) if source.is_busy() => OpenError::InUse(path),
+            Self::Store(source) => OpenError::Store { path, doing: "open", source },
+            Self::Foreign(reason) => {
+                let source = io::Error::new(io::ErrorKind::InvalidData, reason);
                 OpenError::Io { path, doing: "open", source }
             }
-            Self::Storage(source) => OpenError::Storage { path, source },
-            Self::Foreign(reason) => OpenError::Storage { path, source: redb::Error::Corrupted(reason) },
         }
     }
-}
-
-/// Returns whether a read error is permanent: the bytes are missing or the medium fails.
-fn is_damage(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
-        || error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
 }
 
 /// Opens the file, creates it if it does not exist, or sets a damaged one aside and creates a new one.
@@ -69,72 +62,202 @@ pub(super) fn open(
     let directory = File::open(directory).map_err(io("open the directory of"))?;
     rustix::fs::flock(&directory, FlockOperation::LockExclusive)
         .map_err(|error| io("lock the directory of")(error.into()))?;
-    if !path.try_exists().map_err(io("look for"))? {
-        make(path, &directory)?;
+    let mut aside = None;
+    if is_missing(path).map_err(io("look for"))? {
+        aside = make_first(path, &directory)?;
     }
-    let open = || {
-        let file = OpenOptions::new().read(true).write(true).open(path).map_err(io("open"))?;
-        Ok::<_, OpenError>(open_existing(file, upgrades))
-    };
-    let (opened, set_aside) = match open()? {
+    let opened = match open_existing(path, upgrades)? {
         Err(error) => match error.damage() {
             Some(reason) => {
-                let set_aside = set_aside(path, &directory, reason)?;
-                make(path, &directory)?;
-                (open()?, Some(set_aside))
+                aside = Some(set_aside(path, &directory, reason)?);
+                make(path, &directory, None)?;
+                open_existing(path, upgrades)?
             }
-            None => (Err(error), None),
+            None => Err(error),
         },
-        opened => (opened, None),
+        opened => opened,
     };
-    let (database, dump) = opened.map_err(|error| error.into_open_error(path))?;
-    Ok((database, dump, set_aside))
+    let (mut database, dump) = opened.map_err(|error| error.into_open_error(path))?;
+    mark_format_1(path, &mut database)?;
+    Ok((database, dump, aside))
 }
 
 fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// Opens an existing file. A panic of the storage engine over its bytes counts as damage. A refused file is unchanged.
-fn open_existing(file: File, upgrades: &Upgrades) -> Result<(Database, Dump), LoadError> {
-    catch_unwind(AssertUnwindSafe(|| {
-        let (database, dump) = open_file(file, Some(upgrades))?;
-        let lost = || LoadError::Foreign("it lost the tables that were just made".to_owned());
-        Ok((database, dump.ok_or_else(lost)?))
-    }))
-    .unwrap_or_else(|panic| Err(LoadError::Foreign(writer::panic_text(&*panic))))
+/// Returns whether there is no file, or an empty one, which holds nothing.
+fn is_missing(path: &Path) -> io::Result<bool> {
+    match std::fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() && metadata.len() == 0 => {
+            std::fs::remove_file(path)?;
+            Ok(true)
+        }
+        Ok(_) => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
+        Err(error) => Err(error),
+    }
 }
 
-/// Opens a file, upgrades it, and reads it; writes to it only if all of that succeeded.
-fn open_file(file: File, upgrades: Option<&Upgrades>) -> Result<(Database, Option<Dump>), LoadError> {
-    let buffered = BufferedFile::new(file)?;
-    let database = Builder::new().set_cache_size(CACHE_BYTES).create_with_backend(buffered.clone())?;
-    if let Some(upgrades) = upgrades {
-        format::sign(&database, format::load_meta(&database)?.as_ref(), upgrades)?;
+/// Opens an existing file, upgrades it, and reads it. A file that is refused stays unchanged.
+fn open_existing(path: &Path, upgrades: &Upgrades) -> Result<Result<(Database, Dump), LoadError>, OpenError> {
+    let io = |doing| move |source| OpenError::Io { path: path.to_owned(), doing, source };
+    // The lock is held beside SQLite's own, which any close of this file by the same process would end (fcntl(2)).
+    let lock = OpenOptions::new().read(true).write(true).open(path).map_err(io("open"))?;
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => return Err(OpenError::InUse(path.to_owned())),
+        Err(error) => return Err(io("lock")(error.into())),
     }
-    let dump = format::load(&database, upgrades.unwrap_or(&UPGRADES).records)?;
-    buffered.release()?;
-    Ok((database, dump))
+    if let Err(reason) = check_header(&lock).map_err(io("read"))? {
+        return Ok(Err(LoadError::Foreign(reason)));
+    }
+    let log = log_of(path);
+    let has_log = is_log_filled(&log);
+    let load = || {
+        let mut database = Database::open(path, None, Some(lock))?;
+        if has_log {
+            database.check()?.map_err(LoadError::Foreign)?;
+            database.has_log();
+        }
+        let dump = load(&mut database, upgrades)?;
+        Ok((database, dump))
+    };
+    let opened = load();
+    if opened.is_err() && !has_log {
+        // SQLite has made an empty one.
+        std::fs::remove_file(&log).ok();
+    }
+    Ok(opened)
+}
+
+/// Reads a database, and upgrades it in the same transaction if it is older.
+pub(super) fn load(database: &mut Database, upgrades: &Upgrades) -> Result<Dump, LoadError> {
+    let meta = format::load_meta(database)?;
+    if format::is_current(&meta) {
+        return format::load(database, upgrades.records);
+    }
+    database.transaction(|database| {
+        format::sign(database, &meta, upgrades)?;
+        format::load(database, upgrades.records)
+    })
+}
+
+/// Checks that a file is ours, before SQLite opens it. `Err`: the reason.
+pub(super) fn check_header(file: &File) -> io::Result<Result<(), String>> {
+    let mut header = [0; HEADER];
+    match file.read_exact_at(&mut header, 0) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            return Ok(Err("it ends within its header".to_owned()));
+        }
+        read => read?,
+    }
+    let id = u32::from_be_bytes([header[68], header[69], header[70], header[71]]);
+    Ok(match &header[..MAGIC.len()] {
+        magic if magic != MAGIC => Err("it is no SQLite file".to_owned()),
+        _ if id != APPLICATION_ID => {
+            Err(format!("another program's SQLite file, of the application {id:#x}"))
+        }
+        // 2: with a write-ahead log.
+        _ if header[18..20] != [2, 2] => Err("it is used without a write-ahead log".to_owned()),
+        _ => Ok(()),
+    })
+}
+
+pub(super) fn is_log_filled(log: &Path) -> bool {
+    std::fs::metadata(log).is_ok_and(|metadata| metadata.len() > 0)
+}
+
+/// Returns the path of SQLite's write-ahead log of a file.
+pub(super) fn log_of(path: &Path) -> PathBuf {
+    sibling(path, "-wal")
+}
+
+/// Creates the first file: with the records of one of format 1, if there is one that is not taken over yet. Returns one that is set aside.
+fn make_first(path: &Path, directory: &File) -> Result<Option<SetAside>, OpenError> {
+    let old = format_1::beside(path);
+    let io = |source| OpenError::Io { path: old.clone(), doing: "read", source };
+    if !old.try_exists().map_err(io)? {
+        return make(path, directory, None).map(|()| None);
+    }
+    // Held until the new file is complete: a daemon of format 1 must not write into the old one meanwhile.
+    let read = std::fs::read(&old).map_err(io)?;
+    match format_1::read(&read) {
+        Ok(contents) if contents.meta.format < FORMAT_VERSION => {
+            let _lock = format_1::open(&old).map_err(|error| format_1_error(&old, "open", error))?;
+            make(path, directory, Some(&contents))?;
+            tracing::info!(from = %old.display(), "the records of a checkpoint of format 1 are taken over");
+            Ok(None)
+        }
+        // Taken over by a file that an operator has moved away since.
+        Ok(_) => make(path, directory, None).map(|()| None),
+        Err(error) => match error.damage() {
+            Some(reason) => {
+                let aside = set_aside(&old, directory, reason)?;
+                make(path, directory, None)?;
+                Ok(Some(aside))
+            }
+            None => Err(error.into_open_error(&old)),
+        },
+    }
+}
+
+fn format_1_error(path: &Path, doing: &'static str, error: redb::Error) -> OpenError {
+    match error {
+        redb::Error::DatabaseAlreadyOpen => OpenError::InUse(path.to_owned()),
+        redb::Error::Io(source) => OpenError::Io { path: path.to_owned(), doing, source },
+        source => OpenError::Format1 { path: path.to_owned(), doing, source: source.into() },
+    }
+}
+
+/// Marks the file of format 1 that the database took over, once.
+fn mark_format_1(path: &Path, database: &mut Database) -> Result<(), OpenError> {
+    let store = |source| OpenError::Store { path: path.to_owned(), doing: "write", source };
+    let old = format_1::beside(path);
+    if !old.exists() || database.meta(META_TAKEN_OVER).map_err(store)?.is_some() {
+        return Ok(());
+    }
+    match format_1::mark(&old) {
+        Ok(()) => {}
+        Err(redb::Error::DatabaseAlreadyOpen) => return Err(OpenError::InUse(old)),
+        Err(error) => {
+            // Not worth refusing to start: it only keeps an older release from starting with it.
+            let (path, error) = (old.display(), nodedock_base::error::chain(&error));
+            tracing::warn!(%path, error, "the checkpoint of format 1 is not marked as taken over");
+            return Ok(());
+        }
+    }
+    database
+        .transaction(|database| database.set_meta(META_TAKEN_OVER, &clock::rfc3339(clock::now_ms())))
+        .map_err(store)
 }
 
 /// Creates a file under another name and renames it when it is complete: a crash leaves no partial checkpoint.
-fn make(path: &Path, directory: &File) -> Result<(), OpenError> {
-    let io = |doing| move |source| OpenError::Io { path: path.to_owned(), doing, source };
-    let new = sibling(path, ".new");
-    match std::fs::remove_file(&new) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io("make")(error)),
-        _ => {}
+fn make(path: &Path, directory: &File, from: Option<&format_1::Contents>) -> Result<(), OpenError> {
+    let io = |source| OpenError::Io { path: path.to_owned(), doing: "make", source };
+    // A log without its file would be taken for the new file's.
+    let log = log_of(path);
+    if is_log_filled(&log) {
+        set_aside(&log, directory, "a log without its checkpoint".to_owned())?;
     }
-    let mut options = OpenOptions::new();
-    let file = options.read(true).write(true).create_new(true).mode(0o600).open(&new).map_err(io("make"))?;
-    initialise(file).map_err(|error| error.into_open_error(path))?;
-    rename_to_free(&new, path).map_err(io("make"))?;
-    directory.sync_all().map_err(io("make"))
-}
-
-fn initialise(file: File) -> Result<(), LoadError> {
-    let database = Builder::new().set_cache_size(CACHE_BYTES).create_file(file)?;
-    format::sign(&database, None, &UPGRADES)
+    let new = sibling(path, ".new");
+    for left in [log, new.clone(), log_of(&new)] {
+        match std::fs::remove_file(&left) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(io(error)),
+            _ => {}
+        }
+    }
+    let file =
+        OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&new).map_err(io)?;
+    let fill = |database: &Database| match from {
+        Some(contents) => contents.write(database),
+        None => format::sign_new(database),
+    };
+    let created: Result<(), StoreError> = Database::create(&new, None, fill);
+    created.map_err(|source| OpenError::Store { path: path.to_owned(), doing: "make", source })?;
+    file.sync_all().map_err(io)?;
+    rename_to_free(&new, path).map_err(io)?;
+    directory.sync_all().map_err(io)
 }
 
 fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
@@ -148,7 +271,8 @@ fn sibling(path: &Path, more: &str) -> PathBuf {
     name.into()
 }
 
-/// Renames the file to `NAME.damaged-DATE`, or `NAME.damaged-DATE-N` if that name exists.
+/// Renames the file to `NAME.damaged-DATE`, or `NAME.damaged-DATE-N` if that name exists, then its log to the log of that name. After a crash
+/// between the two the log is alone, and set aside before a new file is made.
 fn set_aside(path: &Path, directory: &File, reason: String) -> Result<SetAside, OpenError> {
     let date = jiff::Timestamp::now().strftime("%Y%m%dT%H%M%SZ").to_string();
     let failed = |reason, source| OpenError::SetAside { path: path.to_owned(), reason, source };
@@ -157,6 +281,12 @@ fn set_aside(path: &Path, directory: &File, reason: String) -> Result<SetAside, 
         let name = sibling(path, &format!(".damaged-{date}{more}"));
         match rename_to_free(path, &name) {
             Ok(()) => {
+                let log = log_of(path);
+                if is_log_filled(&log)
+                    && let Err(error) = rename_to_free(&log, &log_of(&name))
+                {
+                    return Err(failed(reason, error));
+                }
                 directory.sync_all().map_err(|source| failed(reason.clone(), source))?;
                 return Ok(SetAside { path: name, reason });
             }
@@ -165,49 +295,4 @@ fn set_aside(path: &Path, directory: &File, reason: String) -> Result<SetAside, 
         }
     }
     Err(failed(reason, io::ErrorKind::AlreadyExists.into()))
-}
-
-/// Returns a function that opens the same file again after a failed commit, and refuses another file in its place.
-pub(super) fn reopener(path: &Path) -> Result<Opener, OpenError> {
-    let metadata = std::fs::metadata(path).map_err(|source| OpenError::Io {
-        path: path.to_owned(),
-        doing: "look at",
-        source,
-    })?;
-    let (path, inode) = (path.to_owned(), (metadata.dev(), metadata.ino()));
-    Ok(Box::new(move || reopen(&path, inode)))
-}
-
-fn reopen(path: &Path, inode: (u64, u64)) -> Result<Database, redb::Error> {
-    let file = OpenOptions::new().read(true).write(true).open(path)?;
-    let metadata = file.metadata()?;
-    if (metadata.dev(), metadata.ino()) != inode || metadata.len() == 0 {
-        return Err(io::Error::other("the file was replaced while the daemon ran: restart the daemon").into());
-    }
-    // After a failed sync Linux marks the lost pages as clean (lwn.net/Articles/752063): without this the repair would
-    // read cached pages that the disk does not have.
-    file.sync_data()?;
-    rustix::fs::fadvise(&file, 0, None, Advice::DontNeed).map_err(io::Error::from)?;
-    match open_file(file, None) {
-        Ok((database, Some(_))) => Ok(database),
-        Ok((_, None)) => Err(redb::Error::Corrupted("the tables are gone".to_owned())),
-        Err(LoadError::Storage(error)) => Err(error),
-        Err(LoadError::Foreign(reason)) => Err(redb::Error::Corrupted(reason)),
-        Err(LoadError::Newer { found, .. } | LoadError::Older { found, .. }) => {
-            Err(redb::Error::Corrupted(format!("it has format {found} now")))
-        }
-    }
-}
-
-/// Opens bytes in memory, and writes only there.
-pub(super) fn open_bytes(bytes: Vec<u8>) -> Result<Database, DatabaseError> {
-    use redb::StorageBackend;
-    let memory = redb::backends::InMemoryBackend::new();
-    let fill = || -> io::Result<()> {
-        memory.set_len(bytes.len() as u64)?;
-        memory.write(0, &bytes)
-    };
-    fill().map_err(|error| DatabaseError::Storage(StorageError::Io(error)))?;
-    drop(bytes);
-    Builder::new().set_cache_size(CACHE_BYTES).create_with_backend(memory)
 }

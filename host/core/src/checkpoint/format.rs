@@ -1,37 +1,34 @@
 //! Tables, keys and values, as in `docs/checkpoint-format.md`.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use redb::{ReadTransaction, ReadableDatabase, ReadableTable, TableDefinition, TableError, TableHandle};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::database::{Database, Keep, Row, Rows, StoreError, Write};
 use super::upgrade::{self, RecordStep, UPGRADES, Upgrades};
-use super::writer::Write;
 use super::{Change, CommitError, carry};
 use nodedock_base::{clock, worded};
 use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid};
 
 /// Version of the tables and of the meaning of their keys.
-pub const FORMAT_VERSION: u32 = 1;
-/// First byte of each value: version of its JSON.
-pub(super) const VALUE_VERSION: u8 = 1;
+pub const FORMAT_VERSION: u32 = 2;
+/// Version of the JSON of a record.
+pub(super) const RECORD_VERSION: u8 = 1;
 
-pub(super) const META: TableDefinition<'_, &str, &str> = TableDefinition::new("meta");
-pub(super) const UNREADABLE: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("unreadable");
-
-const META_FORMAT: &str = "format";
-const META_WRITTEN_BY: &str = "written-by";
-const META_CREATED: &str = "created";
+pub(super) const META_FORMAT: &str = "format";
+pub(super) const META_WRITTEN_BY: &str = "written-by";
+pub(super) const META_CREATED: &str = "created";
+/// When the checkpoint of format 1 was marked as taken over.
+pub(super) const META_TAKEN_OVER: &str = "taken-over";
 pub(super) const META_PROBED: &str = "probed";
 pub(super) const META_RECOVERED: &str = "recovered";
 
 worded! {
-    /// A table of records. The first two exist in every file, the others from their first write; a release that does not know a table leaves
-    /// it unchanged.
+    /// A kind of records. A release that does not know a kind leaves its records unchanged.
     #[derive(Serialize)]
     #[serde(rename_all = "lowercase")]
     Table {
@@ -43,15 +40,31 @@ worded! {
     }
 }
 
-impl Table {
-    pub(super) fn definition(self) -> TableDefinition<'static, &'static str, &'static [u8]> {
-        TableDefinition::new(self.as_str())
-    }
-}
-
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.as_str())
+    }
+}
+
+/// A record in the file: the version and the bytes of its JSON.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stored<'a> {
+    pub(super) version: i64,
+    pub(super) record: &'a [u8],
+}
+
+impl<'a> Stored<'a> {
+    pub(super) fn of_this_release(json: &'a str) -> Self {
+        Self { version: RECORD_VERSION.into(), record: json.as_bytes() }
+    }
+
+    /// CRC-32 of a record with its place: what SQLite does not check.
+    pub(super) fn checksum(self, kind: &str, key: &str) -> i64 {
+        let mut crc = crc32fast::Hasher::new();
+        for part in [kind.as_bytes(), &[0], key.as_bytes(), &[0], &self.version.to_be_bytes(), self.record] {
+            crc.update(part);
+        }
+        crc.finalize().into()
     }
 }
 
@@ -94,21 +107,18 @@ pub struct Dump {
     pub skipped: Vec<Skipped>,
     /// Unreadable values whose key was written again.
     pub unreadable: u64,
-    /// Records with fields that this release does not know.
-    #[serde(skip)]
-    pub(super) partly: HashSet<(Table, String)>,
-}
-
-/// Keys whose values a write must preserve.
-#[derive(Debug, Default)]
-pub(super) struct Precious {
-    /// Unreadable to this release: preserved in the table `unreadable`.
-    pub(super) unreadable: HashSet<(Table, String)>,
-    /// Readable in part: the rest is carried over.
-    pub(super) partly: HashSet<(Table, String)>,
 }
 
 impl Dump {
+    fn sort(&mut self) {
+        self.claims.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
+        self.pods.sort_by(|a, b| a.pod.uid.cmp(&b.pod.uid));
+        self.released.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
+        self.allocations.sort_by(|a, b| a.uid().cmp(b.uid()));
+        self.values.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
+        self.skipped.sort_by(|a, b| (a.table, &a.key).cmp(&(b.table, &b.key)));
+    }
+
     /// Returns whether there is no record: the checkpoint is new, or every claim was released.
     pub fn is_empty(&self) -> bool {
         self.claims.is_empty()
@@ -121,11 +131,6 @@ impl Dump {
     pub fn unreadable_claims(&self) -> BTreeSet<String> {
         let claims = self.skipped.iter().filter(|skipped| skipped.table == Table::Claims);
         claims.map(|skipped| skipped.key.clone()).collect()
-    }
-
-    pub(super) fn precious(&self) -> Precious {
-        let unreadable = self.skipped.iter().map(|skipped| (skipped.table, skipped.key.clone())).collect();
-        Precious { unreadable, partly: self.partly.clone() }
     }
 }
 
@@ -143,12 +148,12 @@ pub(super) enum LoadError {
     },
     /// Of another program, or damaged.
     Foreign(String),
-    Storage(redb::Error),
+    Store(StoreError),
 }
 
-impl<E: Into<redb::Error>> From<E> for LoadError {
-    fn from(error: E) -> Self {
-        Self::Storage(error.into())
+impl From<StoreError> for LoadError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
     }
 }
 
@@ -157,7 +162,7 @@ pub(super) fn writer_name() -> &'static str {
     concat!("nodedock ", env!("CARGO_PKG_VERSION"))
 }
 
-/// Serializes a change, on the caller's thread, so that the writer thread only copies bytes.
+/// Serializes a change, on the caller's thread, so that the commit only copies bytes.
 pub(super) fn encode(change: Change) -> Result<Write, CommitError> {
     match change {
         Change::PutClaim(record) => put(Table::Claims, &record.id.uid, &*record),
@@ -179,48 +184,49 @@ fn put(table: Table, uid: &Uid, record: &impl Serialize) -> Result<Write, Commit
     Ok(Write { table, key: uid.clone(), value: Some(value) })
 }
 
-pub(super) fn value_of(record: &impl Serialize) -> Result<Vec<u8>, serde_json::Error> {
-    let mut value = Vec::with_capacity(1024);
-    value.push(VALUE_VERSION);
-    serde_json::to_writer(&mut value, record)?;
-    Ok(value)
+pub(super) fn value_of(record: &impl Serialize) -> Result<String, serde_json::Error> {
+    serde_json::to_string(record)
 }
 
-/// Parses a value, or returns the reason as text. A field whose name is not a text is invalid JSON, although a reader that skips the
+/// Parses a record, or returns the reason as text. A field whose name is not a text is invalid JSON, although a reader that skips the
 /// field does not notice: it may be a damaged known field.
-pub(super) fn decode<R: DeserializeOwned>(value: &[u8], steps: &[(u8, RecordStep)]) -> Result<R, String> {
-    let read = match value.split_first() {
-        Some((&VALUE_VERSION, json)) => {
-            serde_json::from_str(std::str::from_utf8(json).map_err(|error| error.to_string())?)
-        }
-        _ => serde_json::from_value(json_of(value, steps)?),
+pub(super) fn decode<R: DeserializeOwned>(
+    stored: Stored<'_>,
+    steps: &[(u8, RecordStep)],
+) -> Result<R, String> {
+    let read = if stored.version == i64::from(RECORD_VERSION) {
+        serde_json::from_str(std::str::from_utf8(stored.record).map_err(|error| error.to_string())?)
+    } else {
+        serde_json::from_value(json_of(stored, steps)?)
     };
     read.map_err(|error| error.to_string())
 }
 
-/// Returns a value's JSON in this release's version.
-fn json_of(value: &[u8], steps: &[(u8, RecordStep)]) -> Result<Value, String> {
-    let (version, json) = value.split_first().ok_or("the record is empty")?;
-    let path = upgrade::path(steps, *version, VALUE_VERSION).filter(|_| *version <= VALUE_VERSION);
-    let path = path
-        .ok_or_else(|| format!("the record has version {version}, and this release knows {VALUE_VERSION}"))?;
-    let json = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+/// Returns a record's JSON in this release's version.
+fn json_of(stored: Stored<'_>, steps: &[(u8, RecordStep)]) -> Result<Value, String> {
+    let version = u8::try_from(stored.version).ok().filter(|version| *version <= RECORD_VERSION);
+    let path =
+        version.and_then(|version| upgrade::path(steps, version, RECORD_VERSION)).ok_or_else(|| {
+            let version = stored.version;
+            format!("the record has version {version}, and this release knows {RECORD_VERSION}")
+        })?;
+    let json = serde_json::from_slice(stored.record).map_err(|error| error.to_string())?;
     path.into_iter().try_fold(json, |json, step| step(json))
 }
 
-/// Returns whether a value has fields that its record lacks.
-fn says_more(value: &[u8], record: &impl Serialize, steps: &[(u8, RecordStep)]) -> bool {
+/// Returns whether a stored record has fields that the one that was read lacks.
+fn says_more(stored: Stored<'_>, record: &impl Serialize, steps: &[(u8, RecordStep)]) -> bool {
     let says_more = || -> Option<bool> {
-        if value_of(record).ok()? == value {
+        if value_of(record).ok()?.as_bytes() == stored.record {
             return Some(false);
         }
-        Some(carry::says_more(&json_of(value, steps).ok()?, &serde_json::to_value(record).ok()?))
+        Some(carry::says_more(&json_of(stored, steps).ok()?, &serde_json::to_value(record).ok()?))
     };
     says_more().unwrap_or(false)
 }
 
-/// Returns a new value with the unknown fields of the previous one.
-pub(super) fn carry_over(table: Table, before: &[u8], new: &[u8]) -> Result<Vec<u8>, String> {
+/// Returns a new record with the unknown fields of the stored one.
+pub(super) fn carry_over(table: Table, before: Stored<'_>, new: &str) -> Result<String, String> {
     let words = |error: serde_json::Error| error.to_string();
     let stored = json_of(before, UPGRADES.records)?;
     let known = match table {
@@ -230,7 +236,7 @@ pub(super) fn carry_over(table: Table, before: &[u8], new: &[u8]) -> Result<Vec<
         Table::Allocations => as_known::<PodAllocation>(&stored),
         Table::Values => as_known::<ClaimValues>(&stored),
     };
-    let mut new = json_of(new, &[])?;
+    let mut new = json_of(Stored::of_this_release(new), &[])?;
     carry::carry_over(&stored, &known.map_err(words)?, &mut new);
     value_of(&new).map_err(words)
 }
@@ -240,122 +246,135 @@ fn as_known<R: DeserializeOwned + Serialize>(stored: &Value) -> serde_json::Resu
     serde_json::to_value(R::deserialize(stored)?)
 }
 
-/// Reads everything. `None`: the file is new, without a table.
-pub(super) fn load(
-    database: &impl ReadableDatabase,
-    steps: &[(u8, RecordStep)],
-) -> Result<Option<Dump>, LoadError> {
-    let Some(meta) = load_meta(database)? else { return Ok(None) };
-    let read = database.begin_read()?;
-    let mut dump = Dump { meta, unreadable: count(&read)?, ..Dump::default() };
-    let found = &mut dump;
-    found.claims = load_table(&read, Table::Claims, |claim: &ClaimRecord| &claim.id.uid, steps, found)?;
-    found.pods = load_table(&read, Table::Pods, |pod: &PodRecord| &pod.pod.uid, steps, found)?;
-    found.released = load_table(&read, Table::Released, |claim: &ReleaseRecord| &claim.id.uid, steps, found)?;
-    found.allocations = load_table(&read, Table::Allocations, PodAllocation::uid, steps, found)?;
-    found.values = load_table(&read, Table::Values, |values: &ClaimValues| &values.id.uid, steps, found)?;
-    Ok(Some(dump))
+/// Reads everything, and notes where each record is and what a write of it must preserve.
+pub(super) fn load(database: &mut Database, steps: &[(u8, RecordStep)]) -> Result<Dump, LoadError> {
+    let meta = load_meta(database)?;
+    let mut loading = Loading { rows: Rows::new(), dump: Dump { meta, ..Dump::default() }, steps };
+    database
+        .each_record(|id, kind, key, stored, checksum| loading.record(id, kind, key, stored, checksum))?;
+    let Loading { rows, mut dump, .. } = loading;
+    database.rows = rows;
+    dump.unreadable = database.unreadable()?;
+    dump.sort();
+    Ok(dump)
 }
 
-/// Reads the metadata of a file. `None`: it is new, without a table.
-pub(super) fn load_meta(database: &impl ReadableDatabase) -> Result<Option<Meta>, LoadError> {
-    let read = database.begin_read()?;
-    let names: Vec<String> = read.list_tables()?.map(|table| table.name().to_owned()).collect();
-    if names.is_empty() {
-        return Ok(None);
-    }
-    if !names.iter().any(|name| name == META.name()) {
+/// Reads the metadata of a file.
+pub(super) fn load_meta(database: &Database) -> Result<Meta, LoadError> {
+    if let Some(names) = database.foreign_tables()? {
         return Err(LoadError::Foreign(format!("it has the tables {} and no table meta", names.join(", "))));
     }
-    let table = read.open_table(META)?;
-    let text = |key| -> Result<String, LoadError> {
-        Ok(table.get(key)?.map(|value| value.value().to_owned()).unwrap_or_default())
-    };
-    let (written_by, created, format) = (text(META_WRITTEN_BY)?, text(META_CREATED)?, text(META_FORMAT)?);
+    meta_of(|key| Ok(database.meta(key)?), FORMAT_VERSION)
+}
+
+/// Reads metadata by key. `known`: the newest format that is accepted.
+pub(super) fn meta_of(
+    text: impl Fn(&str) -> Result<Option<String>, LoadError>,
+    known: u32,
+) -> Result<Meta, LoadError> {
+    let (written_by, created) =
+        (text(META_WRITTEN_BY)?.unwrap_or_default(), text(META_CREATED)?.unwrap_or_default());
+    let format = text(META_FORMAT)?.unwrap_or_default();
     let Ok(format) = format.parse::<u32>() else {
         return Err(LoadError::Foreign(format!("its format version is {format:?}")));
     };
-    if format > FORMAT_VERSION {
+    if format > known {
         return Err(LoadError::Newer { found: format, written_by });
     }
-    let is_recovered = table.get(META_RECOVERED)?.is_some();
-    Ok(Some(Meta { format, written_by, created, is_recovered }))
+    Ok(Meta { format, written_by, created, is_recovered: text(META_RECOVERED)?.is_some() })
 }
 
-/// Reads a table. `key_of` returns the key that a record must have.
-fn load_table<R: DeserializeOwned + Serialize>(
-    read: &ReadTransaction,
-    table: Table,
-    key_of: impl Fn(&R) -> &Uid,
-    steps: &[(u8, RecordStep)],
-    dump: &mut Dump,
-) -> Result<Vec<R>, LoadError> {
-    let open = match read.open_table(table.definition()) {
-        Err(TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
-        open => open?,
-    };
-    let mut records = Vec::new();
-    for entry in open.iter()? {
-        let (key, value) = entry?;
-        let (key, value) = (key.value(), value.value());
-        let own_key = |record: R| {
-            if key_of(&record).as_str() == key {
-                return Ok(record);
-            }
-            Err(format!("the record has the key {}", key_of(&record)))
+/// What a load has read so far.
+struct Loading<'a> {
+    rows: Rows,
+    dump: Dump,
+    steps: &'a [(u8, RecordStep)],
+}
+
+impl Loading<'_> {
+    fn record(&mut self, id: i64, kind: &str, key: &str, stored: Stored<'_>, checksum: i64) {
+        // A kind that a newer release has added is left alone.
+        let Some(table) = Table::ALL.iter().copied().find(|table| table.as_str() == kind) else { return };
+        let read = if checksum == stored.checksum(kind, key) {
+            self.read(table, key, stored)
+        } else {
+            Err("its checksum does not match: it is damaged".to_owned())
         };
-        match decode(value, steps).and_then(own_key) {
-            Ok(record) => {
-                if says_more(value, &record, steps) {
-                    dump.partly.insert((table, key.to_owned()));
-                }
-                records.push(record);
-            }
-            Err(reason) => {
-                let bytes = value.len();
-                dump.skipped.push(Skipped { table, key: key.to_owned(), reason, bytes });
-            }
+        let keep = match &read {
+            Ok(keep) => *keep,
+            Err(_) => Keep::Value,
+        };
+        if let Err(reason) = read {
+            let bytes = stored.record.len();
+            self.dump.skipped.push(Skipped { table, key: key.to_owned(), reason, bytes });
+        }
+        // A key that no record of ours can have is never written.
+        if let Ok(key) = Uid::new(key) {
+            self.rows.entry((table, key)).or_insert(Row { id, keep });
         }
     }
-    Ok(records)
-}
 
-fn count(read: &ReadTransaction) -> Result<u64, LoadError> {
-    use redb::ReadableTableMetadata;
-    match read.open_table(UNREADABLE) {
-        Err(TableError::TableDoesNotExist(_)) => Ok(0),
-        open => Ok(open?.len()?),
+    /// Reads one record into the dump. Returns what a write must preserve of it, or why it is unreadable.
+    fn read(&mut self, table: Table, key: &str, stored: Stored<'_>) -> Result<Keep, String> {
+        if self.rows.contains_key(&(table, Uid::new(key).map_err(|error| error.to_string())?)) {
+            return Err("another record has the same key".to_owned());
+        }
+        let (dump, steps) = (&mut self.dump, self.steps);
+        match table {
+            Table::Claims => read_into(&mut dump.claims, |claim| &claim.id.uid, key, stored, steps),
+            Table::Pods => read_into(&mut dump.pods, |pod| &pod.pod.uid, key, stored, steps),
+            Table::Released => read_into(&mut dump.released, |claim| &claim.id.uid, key, stored, steps),
+            Table::Allocations => read_into(&mut dump.allocations, PodAllocation::uid, key, stored, steps),
+            Table::Values => read_into(&mut dump.values, |values| &values.id.uid, key, stored, steps),
+        }
     }
 }
 
-/// Creates the tables of a new file, or upgrades those of an older one to this release's format. Durable when it returns.
-pub(super) fn sign(
-    database: &redb::Database,
-    found: Option<&Meta>,
-    upgrades: &Upgrades,
-) -> Result<(), LoadError> {
-    if found.is_some_and(|meta| meta.written_by == writer_name() && meta.format == FORMAT_VERSION) {
-        return Ok(());
+/// Reads a record into a list. `key_of` returns the key that it must have.
+fn read_into<R: DeserializeOwned + Serialize>(
+    records: &mut Vec<R>,
+    key_of: impl Fn(&R) -> &Uid,
+    key: &str,
+    stored: Stored<'_>,
+    steps: &[(u8, RecordStep)],
+) -> Result<Keep, String> {
+    let record: R = decode(stored, steps)?;
+    if key_of(&record).as_str() != key {
+        return Err(format!("the record has the key {}", key_of(&record)));
     }
-    let format = found.map_or(FORMAT_VERSION, |meta| meta.format);
-    let Some(path) = upgrade::path(upgrades.formats, format, FORMAT_VERSION) else {
-        let written_by = found.map(|meta| meta.written_by.clone()).unwrap_or_default();
-        return Err(LoadError::Older { found: format, written_by });
+    let keep = if says_more(stored, &record, steps) { Keep::Fields } else { Keep::Nothing };
+    records.push(record);
+    Ok(keep)
+}
+
+/// Returns whether this release has signed the file.
+pub(super) fn is_current(found: &Meta) -> bool {
+    found.written_by == writer_name() && found.format == FORMAT_VERSION
+}
+
+/// Brings the tables of an older file to this release's format, and signs it. Belongs into a transaction.
+pub(super) fn sign(database: &Database, found: &Meta, upgrades: &Upgrades) -> Result<(), LoadError> {
+    let Some(path) = upgrade::path(upgrades.formats, found.format, FORMAT_VERSION) else {
+        return Err(LoadError::Older { found: found.format, written_by: found.written_by.clone() });
     };
-    let write = database.begin_write()?;
     for step in path {
-        step(&write)?;
+        database.upgrade(step)?;
     }
-    {
-        let mut meta = write.open_table(META)?;
-        meta.insert(META_FORMAT, FORMAT_VERSION.to_string().as_str())?;
-        meta.insert(META_WRITTEN_BY, writer_name())?;
-        if found.is_none() {
-            meta.insert(META_CREATED, clock::rfc3339(clock::now_ms()).as_str())?;
-        }
-        write.open_table(Table::Claims.definition())?;
-        write.open_table(Table::Pods.definition())?;
-    }
-    write.commit()?;
-    Ok(())
+    database.set_meta(META_FORMAT, &FORMAT_VERSION.to_string())?;
+    Ok(database.set_meta(META_WRITTEN_BY, writer_name())?)
+}
+
+/// Signs a new file.
+pub(super) fn sign_new(database: &Database) -> Result<(), StoreError> {
+    database.set_meta(META_FORMAT, &FORMAT_VERSION.to_string())?;
+    database.set_meta(META_WRITTEN_BY, writer_name())?;
+    database.set_meta(META_CREATED, &clock::rfc3339(clock::now_ms()))
+}
+
+/// Signs a new file that takes over one of format 1.
+pub(super) fn sign_taken_over(database: &Database, found: &Meta) -> Result<(), StoreError> {
+    sign_new(database)?;
+    database.set_meta(META_CREATED, &found.created)?;
+    let recovered = found.is_recovered.then(|| clock::rfc3339(clock::now_ms()));
+    recovered.map_or(Ok(()), |at| database.set_meta(META_RECOVERED, &at))
 }

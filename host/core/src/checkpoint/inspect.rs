@@ -1,32 +1,35 @@
-//! Inspects a checkpoint without changing it, for `checkpoint dump` and `checkpoint verify`: reads the bytes into memory and
-//! opens those. Works beside a running daemon: each commit leaves the pages of the previous one in place, so that a copy is
-//! complete if its checksums match; otherwise it is copied again.
+//! Inspects a checkpoint without changing it, for `checkpoint dump` and `checkpoint verify`: copies the file and its log, and opens the
+//! copies. Works beside a running daemon. The log has every page that a daemon changes in the file while it is copied, as long as the log
+//! is not begun again; if it was, it is copied again.
 
 use std::collections::{HashMap, HashSet};
-use std::hash::{BuildHasher, RandomState};
-use std::io::Read;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::Path;
 
 use serde::Serialize;
 
+use super::database::Database;
 use super::format::{self, Dump, FORMAT_VERSION, LoadError, Meta, Skipped};
 use super::upgrade::UPGRADES;
-use super::{ReadError, file, writer};
+use super::{ReadError, file, format_1};
+use nodedock_base::error::chain;
 use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord};
 
 /// Attempts to copy a file that changes meanwhile; each takes a few milliseconds.
 const ATTEMPTS: u32 = 8;
-/// Bytes that are read into memory: room for more than 100,000 claims.
+/// Bytes of a file that is copied: room for more than 100,000 claims.
 const FILE_BYTES_MAX: u64 = 1 << 30;
+/// Bytes of the header of a log, which change when it is begun again (sqlite.org/fileformat2.html, 4.1).
+const LOG_HEADER: u64 = 32;
 
 /// Integrity of a file's pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Integrity {
-    /// Closed properly, and every checksum matches.
+    /// Closed properly, and its structure is sound.
     Clean,
-    /// Open in a daemon or left by a crash; every checksum matches, and the next open repairs the rest.
+    /// Open in a daemon or left by a crash; its structure is sound, with its log.
     NotClosed,
     /// Some written data cannot be read.
     Damaged(String),
@@ -87,71 +90,94 @@ pub fn verify(path: &Path) -> Result<Report, ReadError> {
     })
 }
 
-/// Returns the state of a file's pages, its content and its size.
+/// Returns the state of a file's pages, its content and its size with its log; of the file of format 1 beside it, if it does not exist.
 fn copy(path: &Path) -> Result<(Integrity, Dump, u64), ReadError> {
-    let (hasher, mut reason) = (RandomState::new(), String::new());
-    for _ in 0..ATTEMPTS {
-        let bytes = bytes_of(path)?;
-        let (length, before) = (bytes.len() as u64, hasher.hash_one(&bytes));
-        match open_copy(bytes) {
-            Ok((integrity, dump)) => return Ok((integrity, dump, length)),
-            Err(LoadError::Newer { found, written_by }) => {
-                let path = path.to_owned();
-                return Err(ReadError::Newer { path, found, known: FORMAT_VERSION, written_by });
-            }
-            Err(LoadError::Older { found, written_by }) => {
-                return Err(ReadError::Older { path: path.to_owned(), found, written_by });
-            }
-            Err(LoadError::Foreign(why)) => reason = why,
-            Err(LoadError::Storage(error)) => reason = error.to_string(),
-        }
-        // Unchanged bytes need no second attempt.
-        if hasher.hash_one(bytes_of(path)?) == before {
-            return Err(ReadError::Damaged { path: path.to_owned(), reason });
-        }
-    }
-    tracing::debug!(%reason, "no copy of the checkpoint was whole");
-    Err(ReadError::Busy { path: path.to_owned(), attempts: ATTEMPTS })
-}
-
-fn bytes_of(path: &Path) -> Result<Vec<u8>, ReadError> {
+    let old = format_1::beside(path);
+    let path = if !path.exists() && old.exists() { &old } else { path };
     let io = |source| ReadError::Io { path: path.to_owned(), source };
-    let file = std::fs::File::open(path).map_err(io)?;
+    let damaged = |reason| ReadError::Damaged { path: path.to_owned(), reason };
+    let file = File::open(path).map_err(io)?;
     let length = file.metadata().map_err(io)?.len();
     if length > FILE_BYTES_MAX {
         let path = path.to_owned();
         return Err(ReadError::TooLarge { path, bytes: length, max: FILE_BYTES_MAX });
     }
-    let mut bytes = Vec::with_capacity(usize::try_from(length).unwrap_or_default());
-    file.take(length).read_to_end(&mut bytes).map_err(io)?;
-    Ok(bytes)
+    let mut magic = Vec::new();
+    file.take(format_1::MAGIC.len() as u64).read_to_end(&mut magic).map_err(io)?;
+    let read = if magic == format_1::MAGIC {
+        let bytes = std::fs::read(path).map_err(io)?;
+        open_format_1(&bytes).map(|(integrity, dump)| (integrity, dump, length))
+    } else {
+        if let Err(reason) = File::open(path).and_then(|file| file::check_header(&file)).map_err(io)? {
+            return Err(damaged(reason));
+        }
+        let directory = tempfile::tempdir().map_err(io)?;
+        let copied = directory.path().join("checkpoint.db");
+        let bytes = copy_with_log(path, &copied)?;
+        open_copy(&copied).map(|(integrity, dump)| (integrity, dump, bytes))
+    };
+    read.map_err(|error| match error {
+        LoadError::Newer { found, written_by } => {
+            ReadError::Newer { path: path.to_owned(), found, known: FORMAT_VERSION, written_by }
+        }
+        LoadError::Older { found, written_by } => {
+            ReadError::Older { path: path.to_owned(), found, written_by }
+        }
+        LoadError::Foreign(reason) => damaged(reason),
+        LoadError::Store(error) => damaged(chain(&error)),
+    })
 }
 
-fn open_copy(bytes: Vec<u8>) -> Result<(Integrity, Dump), LoadError> {
-    if bytes.is_empty() {
-        return Err(LoadError::Foreign("it is empty".to_owned()));
+/// Copies a file and its log to another path. Returns their bytes.
+fn copy_with_log(path: &Path, to: &Path) -> Result<u64, ReadError> {
+    let io = |source| ReadError::Io { path: path.to_owned(), source };
+    let log = file::log_of(path);
+    for _ in 0..ATTEMPTS {
+        let before = log_header(&log).map_err(io)?;
+        let mut bytes = std::fs::copy(path, to).map_err(io)?;
+        match std::fs::copy(&log, file::log_of(to)) {
+            Ok(more) => bytes += more,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(io(error)),
+        }
+        if log_header(&log).map_err(io)? == before {
+            return Ok(bytes);
+        }
     }
-    let closed = was_closed(&bytes);
-    catch_unwind(AssertUnwindSafe(|| {
-        let mut database = file::open_bytes(bytes)?;
-        let integrity = match database.check_integrity()? {
-            true if closed => Integrity::Clean,
-            true => Integrity::NotClosed,
-            false => Integrity::Damaged("the pages in use are not those that were recorded".to_owned()),
-        };
-        let nothing = || LoadError::Foreign("it has no tables".to_owned());
-        let meta = format::load_meta(&database)?.ok_or_else(nothing)?;
-        // An older file is upgraded in memory, and reported with its own format.
-        format::sign(&database, Some(&meta), &UPGRADES)?;
-        let dump = format::load(&database, UPGRADES.records)?.ok_or_else(nothing)?;
-        Ok((integrity, Dump { meta, ..dump }))
-    }))
-    .unwrap_or_else(|panic| Err(LoadError::Foreign(writer::panic_text(&*panic))))
+    Err(ReadError::Busy { path: path.to_owned(), attempts: ATTEMPTS })
 }
 
-/// Returns whether redb's header says that the file was closed properly: byte 9, bit 1 is "recovery required" (redb, docs/design.md).
-fn was_closed(bytes: &[u8]) -> bool {
-    bytes.get(9).is_some_and(|flags| flags & 2 == 0)
+fn log_header(log: &Path) -> io::Result<Vec<u8>> {
+    let mut header = Vec::new();
+    match File::open(log) {
+        Ok(log) => log.take(LOG_HEADER).read_to_end(&mut header).map(|_| header),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(header),
+        Err(error) => Err(error),
+    }
+}
+
+fn open_copy(path: &Path) -> Result<(Integrity, Dump), LoadError> {
+    let closed = !file::is_log_filled(&file::log_of(path));
+    let mut database = Database::open(path, None, None)?;
+    let integrity = match database.check()? {
+        Ok(()) if closed => Integrity::Clean,
+        Ok(()) => Integrity::NotClosed,
+        Err(reason) => Integrity::Damaged(reason),
+    };
+    // An older file is upgraded in the copy, and reported with its own format.
+    let meta = format::load_meta(&database)?;
+    let dump = file::load(&mut database, &UPGRADES)?;
+    Ok((integrity, Dump { meta, ..dump }))
+}
+
+/// Reads a file of format 1 as a start would take it over.
+fn open_format_1(bytes: &[u8]) -> Result<(Integrity, Dump), LoadError> {
+    let contents = format_1::read(bytes)?;
+    let directory = tempfile::tempdir().map_err(|error| LoadError::Foreign(error.to_string()))?;
+    let path = directory.path().join("checkpoint.db");
+    Database::create(&path, None, |database| contents.write(database))?;
+    let (integrity, dump) = open_copy(&path)?;
+    Ok((integrity, Dump { meta: contents.meta, ..dump }))
 }
 
 /// Returns inconsistent references between records.

@@ -3,10 +3,10 @@
 
 use std::time::Duration;
 
-use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until};
 
-use super::writer::Message;
+use super::status::Status;
+use super::writer::{Entered, Work};
 use super::{Checkpoint, CommitError};
 use crate::checkpoint::CHECKPOINT_SLOW;
 use nodedock_base::backoff::Backoff;
@@ -28,35 +28,41 @@ struct Probes {
 impl Checkpoint {
     /// Sets conditions of the writer under `subject`, the file's path, and retries while commits fail, until the tasks stop.
     pub async fn keep(self, subject: String, conditions: Conditions, tasks: Tasks) {
-        let backoff = Backoff::new(CHECKPOINT_PROBE_MIN, CHECKPOINT_PROBE_MAX);
-        let mut probes = Probes { backoff, next: None };
-        loop {
-            let now = self.status.look();
-            let slow_at = now.under_way.map(|began| began + CHECKPOINT_SLOW);
-            let (slow, not_yet) = match slow_at {
-                Some(at) if at <= Instant::now() => (true, None),
-                at => (false, at),
-            };
-            report(&conditions, &subject, now.failure.as_ref().map(|(failure, _)| failure), slow);
-            if probes.is_due(now.failure.is_some()) {
-                self.try_probe();
-            }
-            let wake = not_yet.into_iter().chain(probes.next).min();
-            tokio::select! {
-                // Safe to drop: the conditions end with the process.
-                () = tasks.stopped() => return,
-                // Safe to drop: the next iteration sees later changes.
-                () = self.status.news() => {}
-                () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
-            }
-        }
+        monitor(&self.writer.status, || self.try_probe(), &subject, &conditions, &tasks).await;
     }
 
-    /// Requests an empty commit, whose outcome is in the status; with a full queue it is not needed.
+    /// Starts an empty commit, whose outcome is in the status; not if others wait, which show the same.
     fn try_probe(&self) {
-        let (done, _) = oneshot::channel();
-        if let Err(error) = self.inbox.try_send(Message::Commit { writes: Vec::new(), done }) {
-            tracing::debug!(error = chain(&error), "the checkpoint is not probed");
+        match self.writer.enter(Work::Commit(Vec::new())) {
+            Ok(Entered::First(leader)) => drop(tokio::task::spawn_blocking(move || leader.commit())),
+            // Committed without a caller.
+            Ok(Entered::Waiting(_)) => {}
+            Err(error) => tracing::debug!(error = chain(&error), "the checkpoint is not probed"),
+        }
+    }
+}
+
+async fn monitor(status: &Status, probe: impl Fn(), subject: &str, conditions: &Conditions, tasks: &Tasks) {
+    let backoff = Backoff::new(CHECKPOINT_PROBE_MIN, CHECKPOINT_PROBE_MAX);
+    let mut probes = Probes { backoff, next: None };
+    loop {
+        let now = status.look();
+        let slow_at = now.under_way.map(|began| began + CHECKPOINT_SLOW);
+        let (slow, not_yet) = match slow_at {
+            Some(at) if at <= Instant::now() => (true, None),
+            at => (false, at),
+        };
+        report(conditions, subject, now.failure.as_ref().map(|(failure, _)| failure), slow);
+        if probes.is_due(now.failure.is_some()) {
+            probe();
+        }
+        let wake = not_yet.into_iter().chain(probes.next).min();
+        tokio::select! {
+            // Safe to drop: the conditions end with the process.
+            () = tasks.stopped() => return,
+            // Safe to drop: the next iteration sees later changes.
+            () = status.news() => {}
+            () = sleep_until(wake.unwrap_or_else(Instant::now)), if wake.is_some() => {}
         }
     }
 }
@@ -103,7 +109,7 @@ mod tests {
 
     use tokio::sync::mpsc;
 
-    use super::super::status::Status;
+    use super::super::StoreError;
     use super::*;
     use nodedock_base::changes::Changes;
     use nodedock_model::Changed;
@@ -111,7 +117,7 @@ mod tests {
     /// A monitor of a writer that the test controls.
     struct Scene {
         status: Arc<Status>,
-        probes: mpsc::Receiver<Message>,
+        probes: mpsc::UnboundedReceiver<()>,
         conditions: Conditions,
         changes: tokio::sync::broadcast::Receiver<Changed>,
         tasks: Tasks,
@@ -120,18 +126,19 @@ mod tests {
     impl Scene {
         fn new() -> Self {
             let (changes, tasks, status) = (Changes::default(), Tasks::new(), Arc::new(Status::default()));
-            let (inbox, probes) = mpsc::channel(8);
+            let (probe, probes) = mpsc::unbounded_channel();
             let listener = changes.listen();
             let conditions = Conditions::new(changes);
-            let subject = "/checkpoint".to_owned();
-            let checkpoint = Checkpoint { inbox, status: status.clone() };
-            tasks.spawn("monitor", checkpoint.keep(subject, conditions.clone(), tasks.clone()));
+            let (watched, reported, stop) = (status.clone(), conditions.clone(), tasks.clone());
+            tasks.spawn("monitor", async move {
+                let probe = || probe.send(()).unwrap();
+                monitor(&watched, probe, "/checkpoint", &reported, &stop).await;
+            });
             Self { status, probes, conditions, changes: listener, tasks }
         }
 
         fn fail(&self, kind: io::ErrorKind) {
-            let source = Arc::new(redb::Error::Io(kind.into()));
-            self.status.failed(&CommitError::Storage { doing: "write", source });
+            self.status.failed(&CommitError::Store(Arc::new(StoreError::of_system(kind))));
         }
 
         fn succeed(&self) {
@@ -155,9 +162,7 @@ mod tests {
         let began = Instant::now();
         let mut at = Vec::new();
         for _ in 0..7 {
-            assert!(
-                matches!(scene.probes.recv().await, Some(Message::Commit { writes, .. }) if writes.is_empty())
-            );
+            scene.probes.recv().await.unwrap();
             at.push(began.elapsed().as_secs());
             scene.fail(io::ErrorKind::StorageFull);
         }

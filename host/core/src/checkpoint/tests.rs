@@ -2,16 +2,18 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::path::PathBuf;
 
-use redb::Builder;
-
-use self::disk::{Disk, Op, coin, cut};
-use super::format::{self, META, UNREADABLE};
+use self::disk::{Disk, Image, Name, Op, VFS, coin, cut};
+use super::format::Stored;
+use super::writer::{Entered, Leader};
 use super::*;
 use nodedock_model::{
     AllocationEntry, Caller, ClaimState, ContainerAllocation, ContainerKind, DeviceAccess, DeviceName,
     DriverName, DriverPart, ExtendedResource, ObjectRef, PodAllocation, PodContainer, PoolName, PooledClaim,
     PreparedClaim, PreparedDevice, Transition,
 };
+
+/// Stored files of each format, so that a later release proves that it reads them.
+const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures");
 
 mod damage;
 mod disk;
@@ -73,6 +75,14 @@ fn allocation(n: usize) -> PodAllocation {
     PodAllocation { pod: pod_ref(n), entries, since_ms: 7, unknown: BTreeMap::new() }
 }
 
+/// A request that has begun to commit, so that others wait for it.
+fn leader(checkpoint: &Checkpoint, changes: Vec<Change>) -> Leader {
+    match checkpoint.writer.enter(Work::Commit(encoded(changes).unwrap())).unwrap() {
+        Entered::First(leader) => leader,
+        Entered::Waiting(_) => panic!("another request commits"),
+    }
+}
+
 fn put(n: usize) -> Change {
     Change::PutClaim(Arc::new(claim(n, "test")))
 }
@@ -87,7 +97,7 @@ impl Home {
     }
 
     fn path(&self) -> PathBuf {
-        self.directory.path().join("lib/nodedock/checkpoint.redb")
+        self.directory.path().join("lib/nodedock/checkpoint.db")
     }
 
     fn open(&self) -> Opened {
@@ -100,6 +110,26 @@ impl Home {
         names.sort();
         names
     }
+}
+
+/// The raw file, as another program opens it while no daemon runs.
+fn raw(home: &Home) -> rusqlite::Connection {
+    rusqlite::Connection::open(home.path()).unwrap()
+}
+
+/// Sets a record, as another release would.
+fn write_raw(home: &Home, table: Table, key: &str, version: i64, record: &str) {
+    let (database, kind) = (raw(home), table.as_str());
+    let checksum = Stored { version, record: record.as_bytes() }.checksum(kind, key);
+    database.execute("DELETE FROM records WHERE kind = ?1 AND key = ?2", [kind, key]).unwrap();
+    let insert = "INSERT INTO records (kind, key, version, checksum, record) VALUES (?1, ?2, ?3, ?4, ?5)";
+    database.execute(insert, rusqlite::params![kind, key, version, checksum, record]).unwrap();
+}
+
+fn sign(database: &rusqlite::Connection, format: u32, written_by: &str) {
+    let update = "UPDATE meta SET value = ?2 WHERE key = ?1";
+    database.execute(update, ["format", &format.to_string()]).unwrap();
+    database.execute(update, ["written-by", written_by]).unwrap();
 }
 
 /// A claim with devices and shares of one driver, and without a result of another.
@@ -153,9 +183,13 @@ async fn records_come_back_as_they_were_put() {
 async fn the_file_is_for_its_owner_only_and_nothing_else_is_left_in_the_directory() {
     use std::os::unix::fs::PermissionsExt;
     let home = Home::new();
-    let _opened = home.open();
-    assert_eq!(home.names(), ["checkpoint.redb"]);
-    assert_eq!(std::fs::metadata(home.path()).unwrap().permissions().mode() & 0o777, 0o600);
+    let opened = home.open();
+    opened.checkpoint.commit(vec![put(1)]).await.unwrap();
+    assert_eq!(home.names(), ["checkpoint.db", "checkpoint.db-wal"]);
+    for name in home.names() {
+        let metadata = std::fs::metadata(home.path().with_file_name(name)).unwrap();
+        assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
+    }
 }
 
 #[tokio::test]
@@ -171,13 +205,45 @@ async fn deleting_what_is_not_there_and_committing_nothing_succeed() {
 async fn requests_that_wait_share_a_commit() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
-    let requests = (0..64).map(|n| checkpoint.commit(vec![put(n)]));
-    for outcome in futures::future::join_all(requests).await {
-        outcome.unwrap();
+    let first = leader(&checkpoint, vec![put(0)]);
+    let mut waiting: Vec<_> = (1..64).map(|n| Box::pin(checkpoint.commit(vec![put(n)]))).collect();
+    for commit in &mut waiting {
+        assert!(futures::poll!(commit).is_pending());
+    }
+    first.commit().unwrap();
+    for commit in waiting {
+        commit.await.unwrap();
     }
     let metrics = checkpoint.metrics();
-    assert_eq!(metrics.changes.sum(), 64.0);
-    assert!(metrics.durable.get() < 64 && metrics.value_bytes.get() > 64 * 100, "{metrics:?}");
+    assert_eq!((metrics.changes.sum(), metrics.durable.get()), (64.0, 1));
+    assert!(metrics.value_bytes.get() > 64 * 100, "{metrics:?}");
+}
+
+/// The writers of a runtime with several threads, some of which are cancelled: no request waits for one that is gone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn requests_from_many_threads_are_all_served_though_some_are_cancelled() {
+    let home = Home::new();
+    let checkpoint = home.open().checkpoint;
+    let request = |n: usize| {
+        let checkpoint = checkpoint.clone();
+        tokio::spawn(async move {
+            for round in 0..20 {
+                let commit = checkpoint.commit(vec![put(n * 100 + round)]);
+                if n.is_multiple_of(4) {
+                    // Polled once, and dropped if it waits.
+                    let _ = futures::poll!(std::pin::pin!(commit));
+                } else {
+                    commit.await.unwrap();
+                }
+            }
+        })
+    };
+    for request in (0..16).map(request).collect::<Vec<_>>() {
+        request.await.unwrap();
+    }
+    checkpoint.close().await;
+    let kept = home.open().dump.claims.len();
+    assert!((12 * 20..=16 * 20).contains(&kept), "{kept}");
 }
 
 #[tokio::test]
@@ -208,9 +274,6 @@ async fn a_commit_that_has_its_place_when_the_checkpoint_closes_is_refused() {
     let close = || {
         let end = || tokio::runtime::Handle::current().block_on(checkpoint.close());
         tokio::task::block_in_place(end);
-        while !checkpoint.inbox.is_closed() {
-            std::thread::yield_now();
-        }
         ((), vec![put(1)])
     };
     let commit = checkpoint.commit_in_order(Vec::new(), close);
@@ -219,33 +282,66 @@ async fn a_commit_that_has_its_place_when_the_checkpoint_closes_is_refused() {
 }
 
 #[tokio::test]
-async fn a_commit_without_a_waiting_caller_is_durable_all_the_same() {
+async fn requests_that_wait_for_a_close_are_refused() {
     let home = Home::new();
     let checkpoint = home.open().checkpoint;
-    {
-        let mut cancelled = Box::pin(checkpoint.commit(vec![put(1)]));
-        assert!(futures::poll!(&mut cancelled).is_pending());
-    }
-    checkpoint.close().await;
+    let first = leader(&checkpoint, vec![put(1)]);
+    let mut close = Box::pin(checkpoint.close());
+    let mut late = Box::pin(checkpoint.commit(vec![put(2)]));
+    assert!(futures::poll!(&mut close).is_pending() && futures::poll!(&mut late).is_pending());
+    first.commit().unwrap();
+    close.await;
+    assert!(matches!(late.await, Err(CommitError::Closed)));
+    assert!(!checkpoint.answers().await);
     assert_eq!(home.open().dump.claims.len(), 1);
 }
 
-/// The file of format 1 is stored, so that a later release proves that it reads the files of the first one.
 #[tokio::test]
-async fn a_file_of_format_1_is_read() {
+async fn a_commit_without_a_waiting_caller_is_durable_all_the_same() {
     let home = Home::new();
-    std::fs::create_dir_all(home.path().parent().unwrap()).unwrap();
-    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/checkpoint-v1.redb");
-    std::fs::copy(fixture, home.path()).unwrap();
-    let opened = home.open();
-    assert_eq!(opened.dump.claims.len(), 2, "{:?}", opened.dump.skipped);
-    assert_eq!(opened.dump.claims[0].id.to_string(), "ml/train-gpu");
-    assert_eq!(opened.dump.claims[0].unknown["lease"], serde_json::json!({"until": 7}));
-    assert_eq!(opened.dump.pods.len(), 1);
-    assert!(opened.dump.skipped.is_empty() && opened.set_aside.is_none());
+    let checkpoint = home.open().checkpoint;
+    let first = leader(&checkpoint, vec![put(1)]);
+    {
+        let mut joined = Box::pin(checkpoint.commit(vec![put(2)]));
+        assert!(futures::poll!(&mut joined).is_pending());
+    }
+    first.commit().unwrap();
+    // It passes on to a caller that is gone.
+    let first = leader(&checkpoint, vec![put(3)]);
+    {
+        let mut asks = Box::pin(checkpoint.answers());
+        let mut alone = Box::pin(checkpoint.commit(vec![put(4)]));
+        assert!(futures::poll!(&mut asks).is_pending() && futures::poll!(&mut alone).is_pending());
+    }
+    drop(first);
+    assert_eq!(checkpoint.metrics().durable.get(), 3);
+    checkpoint.close().await;
+    assert_eq!(home.open().dump.claims.len(), 4);
 }
 
-/// Writes the fixture; for a release that raises the format, under another name.
+#[tokio::test]
+async fn the_log_is_copied_into_the_file_before_it_grows_long() {
+    let home = Home::new();
+    let checkpoint = home.open().checkpoint;
+    let log = file::log_of(&home.path());
+    let mut longest = 0;
+    for round in 0..40 {
+        checkpoint
+            .commit((0..200).map(|n| Change::PutClaim(Arc::new(claim(n, &round.to_string())))).collect())
+            .await
+            .unwrap();
+        assert!(checkpoint.answers().await);
+        longest = longest.max(std::fs::metadata(&log).unwrap().len());
+    }
+    assert!(longest < 16 << 20, "{longest} bytes");
+    let copied = std::fs::metadata(home.path()).unwrap().len();
+    assert!(copied > 40 << 10, "{copied} bytes are in the file");
+    checkpoint.close().await;
+    assert_eq!(home.names(), ["checkpoint.db"]);
+    assert_eq!(home.open().dump.claims.len(), 200);
+}
+
+/// Writes the fixture of this format, under its name.
 #[tokio::test]
 #[ignore = "writes the fixture"]
 async fn write_the_fixture() {
@@ -257,9 +353,7 @@ async fn write_the_fixture() {
     let changes = vec![Change::PutClaim(Arc::new(first)), put(2), Change::PutPod(Arc::new(pod(1)))];
     checkpoint.commit(changes).await.unwrap();
     checkpoint.close().await;
-    let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures");
-    std::fs::create_dir_all(fixtures).unwrap();
-    std::fs::copy(home.path(), format!("{fixtures}/checkpoint-v{FORMAT_VERSION}.redb")).unwrap();
+    std::fs::copy(home.path(), format!("{FIXTURES}/checkpoint-v{FORMAT_VERSION}.db")).unwrap();
 }
 
 #[tokio::test]
@@ -331,9 +425,6 @@ async fn a_file_is_read_whole_while_commits_run() {
 impl Checkpoint {
     /// Commits only a time, durably: tests whether the disk accepts writes again, and ends the degraded state if it does.
     pub(crate) async fn probe(&self) -> Result<(), CommitError> {
-        let (done, outcome) = oneshot::channel();
-        let message = Message::Commit { writes: Vec::new(), done };
-        self.inbox.send(message).await.map_err(|_| CommitError::Closed)?;
-        outcome.await.unwrap_or(Err(CommitError::Closed))
+        self.enter(Work::Commit(Vec::new())).await
     }
 }

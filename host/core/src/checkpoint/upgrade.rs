@@ -1,6 +1,6 @@
 //! Upgrades of files and records of earlier releases. A step leads from one version to the next.
 
-use redb::WriteTransaction;
+use rusqlite::Connection;
 use serde_json::Value;
 
 /// The steps, each with its source version.
@@ -12,10 +12,10 @@ pub(super) struct Upgrades {
     pub(super) records: &'static [(u8, RecordStep)],
 }
 
-pub(super) type FormatStep = fn(&WriteTransaction) -> Result<(), redb::Error>;
+pub(super) type FormatStep = fn(&Connection) -> rusqlite::Result<()>;
 pub(super) type RecordStep = fn(Value) -> Result<Value, String>;
 
-/// No version is older than the first.
+/// Format 1 was another file, which `format_1` reads; no record is older than its first version.
 pub(super) const UPGRADES: Upgrades = Upgrades { formats: &[], records: &[] };
 
 /// Returns the steps between two versions, in order. `None`: there is no path.

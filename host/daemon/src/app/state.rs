@@ -119,7 +119,7 @@ mod tests {
     #[tokio::test]
     async fn defects_that_a_start_finds_are_conditions() {
         let (directory, conditions) = (tempfile::tempdir().unwrap(), Conditions::default());
-        let path = directory.path().join("checkpoint.redb");
+        let path = directory.path().join("checkpoint.db");
         let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
         let mut opened = open(&path, &cdi, &conditions).unwrap();
         assert_eq!(conditions.list(), [], "a first start is no loss");
@@ -143,7 +143,7 @@ mod tests {
     #[tokio::test]
     async fn claims_are_recovered_once_and_a_file_whose_removal_was_undone_gives_none() {
         let (directory, conditions) = (tempfile::tempdir().unwrap(), Conditions::default());
-        let path = directory.path().join("checkpoint.redb");
+        let path = directory.path().join("checkpoint.db");
         let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
         cdi.write(cdi::render(&prepared()).unwrap()).await.unwrap();
         for claims in [1, 0] {
@@ -160,7 +160,7 @@ mod tests {
     #[tokio::test]
     async fn a_checkpoint_that_had_a_record_at_its_first_start_recovers_nothing_either() {
         let (directory, conditions) = (tempfile::tempdir().unwrap(), Conditions::default());
-        let path = directory.path().join("checkpoint.redb");
+        let path = directory.path().join("checkpoint.db");
         let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
         let (record, uid) = (prepared(), prepared().id.uid);
         cdi.write(cdi::render(&record).unwrap()).await.unwrap();

@@ -24,7 +24,7 @@ pub(super) enum CheckpointCommand {
 
 #[derive(Args)]
 pub(super) struct FileArgs {
-    /// The file [default: ROOT/var/lib/nodedock/checkpoint.redb]
+    /// The file [default: ROOT/var/lib/nodedock/checkpoint.db]
     file: Option<PathBuf>,
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,

@@ -102,7 +102,7 @@ impl Node {
         let (changes, tasks, source) = (Changes::default(), Tasks::new(), Arc::<FakeSource>::default());
         let (conditions, registry) =
             (Conditions::default(), Registry::new(changes.clone(), Conditions::default(), None));
-        let opened = checkpoint::open(&dir.path().join("checkpoint.redb")).unwrap();
+        let opened = checkpoint::open(&dir.path().join("checkpoint.db")).unwrap();
         let sys = SysfsTree::open(&dir.path().join("sys")).unwrap();
         let manager = Manager::new(ManagerParts {
             claims: Arc::new(SharedClaimTable::new(

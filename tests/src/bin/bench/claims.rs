@@ -13,11 +13,11 @@ use crate::{CdiOnTmpfs, Size};
 const MEASURED: usize = 2048;
 const BESIDE: usize = 2048;
 /// Requests under way at once.
-const AT_ONCE: usize = 64;
+pub(crate) const AT_ONCE: usize = 64;
 /// Pages that a commit of one claim writes, as `strace` shows them.
 const PAGES_OF_A_COMMIT: usize = 6;
 /// Bytes that the daemon has caused to be written to disks, and calls by which it has read anything.
-const WRITTEN: &str = "write_bytes: ";
+pub(crate) const WRITTEN: &str = "write_bytes: ";
 const READS: &str = "syscr: ";
 
 pub(crate) async fn run(size: Size, table: &mut Table) {
@@ -106,11 +106,11 @@ async fn prepared(client: &mut Client, request: v1::PreparePodRequest, times: &m
 async fn one_at_a_time(daemon: &Daemon, size: Size, live: usize, table: &mut Table) {
     let (mut prepares, mut unprepares) = (Times::default(), Times::default());
     let mut client = daemon.client();
-    let written = accounted(daemon, WRITTEN);
+    let written = accounted(daemon.pid(), WRITTEN);
     for n in 0..size.single {
         come_and_go(&mut client, measured(n), &mut prepares, &mut unprepares).await;
     }
-    let each = (accounted(daemon, WRITTEN).saturating_sub(written) / size.single as u64) >> 10;
+    let each = (accounted(daemon.pid(), WRITTEN).saturating_sub(written) / size.single as u64) >> 10;
     let first = size.live[0];
     let note = format!("{each} KiB written for both");
     let against = if live == first { disk_row(PAGES_OF_A_COMMIT) } else { prepare_row(first) };
@@ -129,11 +129,11 @@ async fn repeated(daemon: &Daemon, size: Size, live: usize, table: &mut Table) {
     let request = measured(0);
     let pod = request.pod.clone();
     client.prepare_pod(request.clone()).await.expect("prepare");
-    let before = accounted(daemon, READS);
+    let before = accounted(daemon.pid(), READS);
     for _ in 0..size.single {
         prepared(&mut client, request.clone(), &mut times).await;
     }
-    let reads = accounted(daemon, READS).saturating_sub(before) as f64 / size.single as f64;
+    let reads = accounted(daemon.pid(), READS).saturating_sub(before) as f64 / size.single as f64;
     let row = |live: usize| format!("prepare of a prepared claim, {live} live");
     let note = format!("{reads:.1} read calls each, sockets and files");
     table.times(&row(live), &times, &row(size.live[0]), &note);
@@ -217,8 +217,8 @@ async fn side_by_side<T: Send + 'static, W: Future<Output = usize> + Send>(
 }
 
 /// A figure of `/proc/PID/io`, which needs the kernel's accounting.
-fn accounted(daemon: &Daemon, what: &str) -> u64 {
-    let io = std::fs::read_to_string(format!("/proc/{}/io", daemon.pid())).unwrap_or_default();
+pub(crate) fn accounted(pid: impl std::fmt::Display, what: &str) -> u64 {
+    let io = std::fs::read_to_string(format!("/proc/{pid}/io")).unwrap_or_default();
     let line = io.lines().find_map(|line| line.strip_prefix(what));
     line.and_then(|count| count.parse().ok()).unwrap_or(0)
 }

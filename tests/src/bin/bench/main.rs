@@ -10,6 +10,7 @@ mod native;
 mod sandbox;
 mod slices;
 mod start;
+mod store;
 mod swap;
 mod table;
 
@@ -62,6 +63,8 @@ struct Size {
     /// Lists of devices, and of pods.
     lists: usize,
     listed_pods: usize,
+    /// Claims that come and go in the checkpoint alone.
+    churn: usize,
     loads: usize,
     /// Replacements of a driver's file.
     swaps: usize,
@@ -82,6 +85,7 @@ const FULL: Size = Size {
     devices: 10_000,
     lists: 200,
     listed_pods: 500,
+    churn: 200_000,
     loads: 20,
     swaps: 20,
     starts: 10,
@@ -99,6 +103,7 @@ const QUICK: Size = Size {
     devices: 500,
     lists: 4,
     listed_pods: 10,
+    churn: 500,
     loads: 2,
     swaps: 2,
     starts: 2,
@@ -115,7 +120,8 @@ async fn main() -> Result<()> {
     let before = args.compare.as_deref().map_or(Ok(Vec::new()), table::read)?;
     let size = if args.quick { QUICK } else { FULL };
     let mut table = Table::default();
-    let sections: [(&str, Section); 9] = [
+    let sections: [(&str, Section); 10] = [
+        ("store", |size, table| store::run(size, table).boxed_local()),
         ("sandbox", |size, table| sandbox::run(size, table).boxed_local()),
         ("claims", |size, table| claims::run(size, table).boxed_local()),
         ("native", |size, table| native::run(size, table).boxed_local()),

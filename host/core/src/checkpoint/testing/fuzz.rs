@@ -6,14 +6,15 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::format::{self, Table, VALUE_VERSION};
+use super::format::{self, RECORD_VERSION, Stored, Table};
 use super::upgrade::UPGRADES;
 use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord};
 
 /// Checks that a record round-trips.
 pub fn check_kept<R: Serialize + DeserializeOwned + PartialEq + Debug>(record: &R) {
     let value = format::value_of(record).expect("a record of ours can be written");
-    let read: R = format::decode(&value, UPGRADES.records).expect("what was written can be read");
+    let read: R = format::decode(Stored::of_this_release(&value), UPGRADES.records)
+        .expect("what was written can be read");
     assert!(read == *record, "another record came back: {read:#?} instead of {record:#?}");
 }
 
@@ -22,15 +23,17 @@ pub fn check_kept<R: Serialize + DeserializeOwned + PartialEq + Debug>(record: &
 /// The first byte is the first letter of the table; JSON follows, or after a capital letter a whole value with its version.
 pub fn record(data: &[u8]) -> bool {
     let Some((letter, rest)) = data.split_first() else { return false };
-    let value =
-        if letter.is_ascii_uppercase() { rest.to_owned() } else { [&[VALUE_VERSION][..], rest].concat() };
+    let with_version = rest.split_first().filter(|_| letter.is_ascii_uppercase());
+    let (version, record) =
+        with_version.map_or((RECORD_VERSION, rest), |(version, record)| (*version, record));
+    let value = Stored { version: version.into(), record };
     match named(letter.to_ascii_lowercase()) {
         None => false,
-        Some(Table::Claims) => read::<ClaimRecord>(Table::Claims, &value),
-        Some(Table::Pods) => read::<PodRecord>(Table::Pods, &value),
-        Some(Table::Released) => read::<ReleaseRecord>(Table::Released, &value),
-        Some(Table::Allocations) => read::<PodAllocation>(Table::Allocations, &value),
-        Some(Table::Values) => read::<ClaimValues>(Table::Values, &value),
+        Some(Table::Claims) => read::<ClaimRecord>(Table::Claims, value),
+        Some(Table::Pods) => read::<PodRecord>(Table::Pods, value),
+        Some(Table::Released) => read::<ReleaseRecord>(Table::Released, value),
+        Some(Table::Allocations) => read::<PodAllocation>(Table::Allocations, value),
+        Some(Table::Values) => read::<ClaimValues>(Table::Values, value),
     }
 }
 
@@ -47,14 +50,14 @@ pub fn letters() -> Vec<(&'static str, u8)> {
     Table::ALL.iter().map(|table| (table.as_str(), letter_of(*table))).collect()
 }
 
-fn read<R: Serialize + DeserializeOwned + Debug>(table: Table, value: &[u8]) -> bool {
-    let decode = |value: &[u8]| format::decode::<R>(value, UPGRADES.records);
+fn read<R: Serialize + DeserializeOwned + Debug>(table: Table, value: Stored<'_>) -> bool {
+    let decode = |value: Stored<'_>| format::decode::<R>(value, UPGRADES.records);
     let Ok(record) = decode(value) else { return false };
     let written = format::value_of(&record).expect("what was read can be written");
-    let again = decode(&written).expect("what was written can be read");
+    let again = decode(Stored::of_this_release(&written)).expect("what was written can be read");
     check_same("written and read again", &json(&record), &json(&again));
     let carried = format::carry_over(table, value, &written).expect("what was read has something to carry");
-    let kept = decode(&carried).expect("what was carried over can be read");
+    let kept = decode(Stored::of_this_release(&carried)).expect("what was carried over can be read");
     check_same("with what was carried over", &json(&record), &json(&kept));
     true
 }

@@ -2,14 +2,6 @@
 
 use super::*;
 
-/// Changes the raw database, as another release would.
-fn edit(home: &Home, edit: impl FnOnce(&redb::WriteTransaction)) {
-    let database = Builder::new().create(home.path()).unwrap();
-    let write = database.begin_write().unwrap();
-    edit(&write);
-    write.commit().unwrap();
-}
-
 fn prepare_file(home: &Home, bytes: &[u8]) {
     std::fs::create_dir_all(home.path().parent().unwrap()).unwrap();
     std::fs::write(home.path(), bytes).unwrap();
@@ -28,7 +20,7 @@ async fn is_set_aside(home: &Home) -> String {
     let set_aside = opened.set_aside.expect("set aside");
     assert_eq!(std::fs::read(&set_aside.path).unwrap(), before);
     let name = set_aside.path.file_name().unwrap().to_str().unwrap().to_owned();
-    assert!(name.starts_with("checkpoint.redb.damaged-20") && name.contains("Z"), "{name}");
+    assert!(name.starts_with("checkpoint.db.damaged-20") && name.contains("Z"), "{name}");
     assert!(opened.dump.claims.is_empty());
     opened.checkpoint.commit(vec![put(1)]).await.unwrap();
     opened.checkpoint.close().await;
@@ -41,7 +33,11 @@ async fn garbage_and_a_truncated_file_are_set_aside_under_names_of_their_own() {
     filled(&home).await;
     let whole = std::fs::read(home.path()).unwrap();
     let garbage = "not a database\n".repeat(1000);
-    let damaged = [(garbage.as_bytes(), "magic"), (b"redb", ""), (&whole[..whole.len() / 3], "")];
+    let damaged = [
+        (garbage.as_bytes(), "no SQLite file"),
+        (b"SQLite", "header"),
+        (&whole[..whole.len() / 3], "malformed"),
+    ];
     for (bytes, reason) in damaged {
         prepare_file(&home, bytes);
         assert!(is_set_aside(&home).await.contains(reason));
@@ -52,11 +48,45 @@ async fn garbage_and_a_truncated_file_are_set_aside_under_names_of_their_own() {
 
 #[tokio::test]
 async fn another_programs_database_is_set_aside() {
-    const OTHER: redb::TableDefinition<'_, u64, u64> = redb::TableDefinition::new("other");
     let home = Home::new();
     prepare_file(&home, b"");
-    edit(&home, |write| drop(write.open_table(OTHER).unwrap().insert(1, 2).unwrap()));
-    assert!(is_set_aside(&home).await.contains("other"));
+    raw(&home).execute_batch("CREATE TABLE other (n)").unwrap();
+    assert!(is_set_aside(&home).await.contains("another program's"));
+    // One that says it is ours, and is none.
+    std::fs::remove_file(home.path()).unwrap();
+    let ours = i64::from(super::super::database::APPLICATION_ID);
+    raw(&home).pragma_update(None, "application_id", ours).unwrap();
+    raw(&home).execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE other (n)").unwrap();
+    assert!(is_set_aside(&home).await.contains("the tables other"));
+}
+
+/// The log goes with its file, and one without a file is not taken for the new file's.
+#[tokio::test]
+async fn a_log_is_set_aside_with_its_file_or_alone() {
+    let home = Home::new();
+    let checkpoint = home.open().checkpoint;
+    checkpoint.commit(vec![put(1)]).await.unwrap();
+    let log = file::log_of(&home.path());
+    let (whole, logged) = (std::fs::read(home.path()).unwrap(), std::fs::read(&log).unwrap());
+    checkpoint.close().await;
+    let mut damaged = whole.clone();
+    damaged[..16].fill(0);
+    prepare_file(&home, &damaged);
+    std::fs::write(&log, &logged).unwrap();
+    let aside = home.open().set_aside.unwrap().path;
+    assert_eq!(std::fs::read(file::log_of(&aside)).unwrap(), logged);
+
+    // A crash between the two renames.
+    std::fs::remove_file(home.path()).unwrap();
+    std::fs::write(&log, &logged).unwrap();
+    let opened = home.open();
+    assert!(opened.dump.is_empty());
+    opened.checkpoint.close().await;
+    assert!(
+        home.names().iter().any(|name| name.starts_with("checkpoint.db-wal.damaged-")),
+        "{:?}",
+        home.names()
+    );
 }
 
 #[tokio::test]
@@ -66,12 +96,14 @@ async fn an_empty_file_is_a_new_one() {
     assert!(home.open().set_aside.is_none());
 }
 
-/// Flips bytes all over the file: opening always returns a checkpoint, and a file that is set aside is unchanged.
+/// Flips bytes all over the file: opening always returns a checkpoint, no record is another than it was, and a file that is set aside is
+/// unchanged.
 #[tokio::test]
-async fn no_damaged_byte_prevents_the_start() {
+async fn no_damaged_byte_prevents_the_start_or_changes_a_record() {
     let home = Home::new();
     filled(&home).await;
     let whole = std::fs::read(home.path()).unwrap();
+    let records: Vec<_> = (0..20).map(|n| claim(n, "test")).collect();
     for at in (0..whole.len()).step_by(whole.len() / 97) {
         let mut bytes = whole.clone();
         for byte in bytes.iter_mut().skip(at).take(64) {
@@ -83,6 +115,7 @@ async fn no_damaged_byte_prevents_the_start() {
             assert_eq!(std::fs::read(&set_aside.path).unwrap(), bytes, "damage at {at}");
             std::fs::remove_file(&set_aside.path).unwrap();
         }
+        assert!(opened.dump.claims.iter().all(|claim| records.contains(claim)), "damage at {at}");
         opened.checkpoint.close().await;
     }
 }
@@ -91,72 +124,82 @@ async fn no_damaged_byte_prevents_the_start() {
 async fn a_newer_format_is_refused_by_name_and_left_alone() {
     let home = Home::new();
     filled(&home).await;
-    edit(&home, |write| {
-        let mut meta = write.open_table(META).unwrap();
-        meta.insert("format", "2").unwrap();
-        meta.insert("written-by", "nodedock 9.0.0").unwrap();
-    });
+    sign(&raw(&home), 3, "nodedock 9.0.0");
     let before = std::fs::read(home.path()).unwrap();
     let error = open(&home.path()).err().unwrap();
-    assert!(matches!(error, OpenError::Newer { found: 2, known: FORMAT_VERSION, .. }), "{error}");
+    assert!(matches!(error, OpenError::Newer { found: 3, known: FORMAT_VERSION, .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains(home.path().to_str().unwrap()) && text.contains("nodedock 9.0.0"), "{text}");
-    assert!(matches!(read(&home.path()), Err(ReadError::Newer { found: 2, .. })));
+    assert!(matches!(read(&home.path()), Err(ReadError::Newer { found: 3, .. })));
     assert_eq!(std::fs::read(home.path()).unwrap(), before);
-    assert_eq!(home.names(), ["checkpoint.redb"]);
+    assert_eq!(home.names(), ["checkpoint.db"]);
 }
 
 #[tokio::test]
 async fn an_unreadable_record_is_reported_and_kept_and_the_rest_is_served() {
     let home = Home::new();
     filled(&home).await;
-    let cases: [(usize, &[u8], &str); 4] = [
-        (1, b"", "empty"),
-        (2, b"\x02{}", "version 2"),
-        (3, b"\x01{\"id\":", "EOF"),
-        (4, b"\x01{}", "missing field"),
+    let cases = [
+        (1, 1, "", "EOF"),
+        (2, 2, "{}", "version 2"),
+        (3, 1, "{\"id\":", "EOF"),
+        (4, 1, "{}", "missing field"),
+        (5, -1, "{}", "version -1"),
     ];
-    edit(&home, |write| {
-        let mut claims = write.open_table(Table::Claims.definition()).unwrap();
-        for (n, value, _) in cases {
-            claims.insert(uid(n).as_str(), value).unwrap();
-        }
-        claims.insert("no uid/", format::VALUE_VERSION.to_string().as_bytes()).unwrap();
-    });
+    for (n, version, record, _) in cases {
+        write_raw(&home, Table::Claims, uid(n).as_str(), version, record);
+    }
+    write_raw(&home, Table::Claims, "no uid/", 1, "{}");
+    let damage = "UPDATE records SET record = replace(record, 'claim-6', 'claim-7') WHERE key = ?1";
+    assert_eq!(raw(&home).execute(damage, [uid(6).as_str()]).unwrap(), 1);
+    raw(&home)
+        .execute_batch("INSERT INTO records SELECT 99, 'later', key, 9, 0, x'ff' FROM records LIMIT 1")
+        .unwrap();
 
     let opened = home.open();
-    assert_eq!(opened.dump.claims.len(), 16);
-    assert_eq!(opened.dump.skipped.len(), 5);
-    for ((n, value, reason), skipped) in cases.into_iter().zip(&opened.dump.skipped[1..]) {
-        assert_eq!((skipped.key.as_str(), skipped.bytes), (uid(n).as_str(), value.len()));
+    assert_eq!(opened.dump.claims.len(), 14);
+    assert_eq!(opened.dump.skipped.len(), 7);
+    for ((n, _, record, reason), skipped) in cases.into_iter().zip(&opened.dump.skipped[1..]) {
+        assert_eq!((skipped.key.as_str(), skipped.bytes), (uid(n).as_str(), record.len()));
         assert!(skipped.reason.contains(reason), "{skipped:?}");
     }
+    assert!(opened.dump.skipped[6].reason.contains("checksum"), "{:?}", opened.dump.skipped);
     // Written again, twice: the old value is stored once. Deleted: stored as well.
     opened.checkpoint.commit(vec![put(2), put(2)]).await.unwrap();
     opened.checkpoint.commit(vec![put(2), Change::DeleteClaim(uid(3))]).await.unwrap();
     opened.checkpoint.close().await;
 
     let opened = home.open();
-    assert_eq!((opened.dump.claims.len(), opened.dump.skipped.len()), (17, 3));
+    assert_eq!((opened.dump.claims.len(), opened.dump.skipped.len()), (15, 5));
     opened.checkpoint.close().await;
     let report = verify(&home.path()).unwrap();
-    assert_eq!((report.unreadable, report.skipped.len(), report.is_good()), (2, 3, false));
-    let database = Builder::new().open(home.path()).unwrap();
-    use redb::{ReadableDatabase, ReadableTable};
-    let kept = database.begin_read().unwrap().open_table(UNREADABLE).unwrap();
-    let values: Vec<Vec<u8>> = kept.iter().unwrap().map(|e| e.unwrap().1.value().to_vec()).collect();
-    assert_eq!(values, [cases[1].1.to_vec(), cases[2].1.to_vec()]);
+    assert_eq!((report.unreadable, report.skipped.len(), report.is_good()), (2, 5, false));
+    let kept: Vec<(i64, String)> = {
+        let database = raw(&home);
+        let mut query = database.prepare("SELECT version, record FROM unreadable ORDER BY name").unwrap();
+        query.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap().map(Result::unwrap).collect()
+    };
+    assert_eq!(kept, [(2, cases[1].2.to_owned()), (1, cases[2].2.to_owned())]);
+}
+
+#[tokio::test]
+async fn of_two_records_with_one_key_the_first_counts_and_the_other_is_reported() {
+    let home = Home::new();
+    filled(&home).await;
+    let copy = "INSERT INTO records (kind, key, version, checksum, record)
+        SELECT kind, key, version, checksum, record FROM records WHERE key = ?1";
+    raw(&home).execute(copy, [uid(3).as_str()]).unwrap();
+    let opened = home.open();
+    assert_eq!((opened.dump.claims.len(), opened.dump.skipped.len()), (20, 1));
+    assert!(opened.dump.skipped[0].reason.contains("the same key"), "{:?}", opened.dump.skipped);
 }
 
 #[tokio::test]
 async fn a_record_under_anothers_key_is_not_taken_for_it() {
     let home = Home::new();
     filled(&home).await;
-    let value = format::encode(put(7)).unwrap().value.unwrap();
-    edit(&home, |write| {
-        let mut claims = write.open_table(Table::Claims.definition()).unwrap();
-        claims.insert(uid(8).as_str(), value.as_slice()).unwrap();
-    });
+    let record = serde_json::to_string(&claim(7, "test")).unwrap();
+    write_raw(&home, Table::Claims, uid(8).as_str(), 1, &record);
     let opened = home.open();
     assert_eq!((opened.dump.claims.len(), opened.dump.skipped.len()), (19, 1));
     assert!(opened.dump.skipped[0].reason.contains(uid(7).as_str()));

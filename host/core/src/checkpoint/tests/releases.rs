@@ -1,14 +1,9 @@
 //! Files of other releases: older ones are upgraded, and newer fields are not lost.
 
-use redb::{ReadableDatabase, ReadableTable};
 use serde_json::{Value, json};
 
 use super::*;
 use nodedock_model::{Hold, PreparedClaim, PreparedDevice};
-
-const CLAIMS: redb::TableDefinition<'_, &str, &[u8]> = redb::TableDefinition::new("claims");
-/// The name of the claims' table in a fictional format 0.
-const CLAIMS_OF_FORMAT_0: redb::TableDefinition<'_, &str, &[u8]> = redb::TableDefinition::new("allocations");
 
 /// A claim with a value in every stored object.
 fn full_claim() -> ClaimRecord {
@@ -64,30 +59,19 @@ fn future_value(record: &impl serde::Serialize) -> Value {
     value
 }
 
-fn raw(version: u8, json: &Value) -> Vec<u8> {
-    [&[version], json.to_string().as_bytes()].concat()
-}
-
-fn write_raw(home: &Home, table: Table, key: &Uid, value: &[u8]) {
-    let database = Builder::new().open(home.path()).unwrap();
-    let write = database.begin_write().unwrap();
-    write.open_table(table.definition()).unwrap().insert(key.as_str(), value).unwrap();
-    write.commit().unwrap();
-}
-
 fn read_raw(home: &Home, table: Table, key: &Uid) -> Value {
-    let database = Builder::new().open(home.path()).unwrap();
-    let table = database.begin_read().unwrap().open_table(table.definition()).unwrap();
-    let value = table.get(key.as_str()).unwrap().expect("has a value");
-    serde_json::from_slice(&value.value()[1..]).unwrap()
+    let select = "SELECT record FROM records WHERE kind = ?1 AND key = ?2";
+    let record: String =
+        raw(home).query_row(select, [table.as_str(), key.as_str()], |row| row.get(0)).unwrap();
+    serde_json::from_str(&record).unwrap()
 }
 
 /// A file with a claim and a pod of a newer release.
 async fn with_records_of_the_future() -> Home {
     let home = Home::new();
     home.open().checkpoint.close().await;
-    write_raw(&home, Table::Claims, &uid(1), &raw(1, &future_value(&full_claim())));
-    write_raw(&home, Table::Pods, &uid(1), &raw(1, &future_value(&full_pod())));
+    write_raw(&home, Table::Claims, uid(1).as_str(), 1, &future_value(&full_claim()).to_string());
+    write_raw(&home, Table::Pods, uid(1).as_str(), 1, &future_value(&full_pod()).to_string());
     home
 }
 
@@ -155,9 +139,8 @@ async fn what_is_changed_keeps_unknown_fields_where_the_object_still_stands() {
     assert_eq!(read_raw(&home, Table::Claims, &uid(1)), plain, "it is another claim");
 }
 
-fn rename_the_table(write: &redb::WriteTransaction) -> Result<(), redb::Error> {
-    write.rename_table(CLAIMS_OF_FORMAT_0, CLAIMS)?;
-    Ok(())
+fn rename_the_table(connection: &rusqlite::Connection) -> rusqlite::Result<()> {
+    connection.execute_batch("ALTER TABLE entries RENAME TO records")
 }
 
 fn take_the_state_apart(mut record: Value) -> Result<Value, String> {
@@ -167,11 +150,13 @@ fn take_the_state_apart(mut record: Value) -> Result<Value, String> {
     Ok(record)
 }
 
-const FROM_0: Upgrades =
-    Upgrades { formats: &[(0, rename_the_table)], records: &[(0, take_the_state_apart)] };
+/// A format of the tests, with a step to this release's.
+const OLD: u32 = FORMAT_VERSION - 1;
+const FROM_OLD: Upgrades =
+    Upgrades { formats: &[(OLD, rename_the_table)], records: &[(0, take_the_state_apart)] };
 
-/// A file of a fictional format 0, in which the claims' table had another name and a claim a boolean instead of a state.
-async fn of_format_0() -> Home {
+/// A file of a fictional older format, in which the table of records had another name and a claim a boolean instead of a state.
+async fn of_an_older_format() -> Home {
     let home = Home::new();
     commit(&home, vec![put(1), put(2), put(3)]).await;
     for (n, prepared) in [(1, json!(true)), (2, json!(null))] {
@@ -179,25 +164,19 @@ async fn of_format_0() -> Home {
         let fields = record.as_object_mut().unwrap();
         fields.remove("state");
         fields.insert("prepared".to_owned(), prepared);
-        write_raw(&home, Table::Claims, &uid(n), &raw(0, &record));
+        write_raw(&home, Table::Claims, uid(n).as_str(), 0, &record.to_string());
     }
-    write_raw(&home, Table::Claims, &uid(3), &raw(0, &json!({})));
-    let database = Builder::new().open(home.path()).unwrap();
-    let write = database.begin_write().unwrap();
-    write.rename_table(CLAIMS, CLAIMS_OF_FORMAT_0).unwrap();
-    {
-        let mut meta = write.open_table(META).unwrap();
-        meta.insert("format", "0").unwrap();
-        meta.insert("written-by", "nodedock 0.0.9").unwrap();
-    }
-    write.commit().unwrap();
+    write_raw(&home, Table::Claims, uid(3).as_str(), 0, "{}");
+    let database = raw(&home);
+    database.execute_batch("ALTER TABLE records RENAME TO entries").unwrap();
+    sign(&database, OLD, "nodedock 0.0.9");
     home
 }
 
 #[tokio::test]
 async fn an_older_file_and_its_records_are_brought_up_to_date() {
-    let home = of_format_0().await;
-    let opened = open_with(&home.path(), &FROM_0).unwrap();
+    let home = of_an_older_format().await;
+    let opened = open_with(&home.path(), &FROM_OLD).unwrap();
     let states: Vec<_> = opened.dump.claims.iter().map(|claim| (&claim.id.uid, claim.state)).collect();
     assert_eq!(states, [(&uid(1), ClaimState::Prepared), (&uid(2), ClaimState::Preparing)]);
     let reasons: Vec<_> = opened.dump.skipped.iter().map(|skipped| skipped.reason.as_str()).collect();
@@ -208,39 +187,140 @@ async fn an_older_file_and_its_records_are_brought_up_to_date() {
     // Only written values have the new version; the tables have it at once.
     assert_eq!(read(&home.path()).unwrap().meta.format, FORMAT_VERSION);
     let versions: Vec<u8> = {
-        let database = Builder::new().open(home.path()).unwrap();
-        let table = database.begin_read().unwrap().open_table(CLAIMS).unwrap();
-        table.iter().unwrap().map(|entry| entry.unwrap().1.value()[0]).collect()
+        let database = raw(&home);
+        let mut query = database.prepare("SELECT version FROM records ORDER BY key").unwrap();
+        query.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect()
     };
     assert_eq!(versions, [0, 1, 0]);
-    let again = open_with(&home.path(), &FROM_0).unwrap();
+    let again = open_with(&home.path(), &FROM_OLD).unwrap();
     assert_eq!((again.dump.claims.len(), again.dump.skipped.len()), (2, 1));
 }
 
 #[tokio::test]
 async fn a_file_that_is_too_old_is_refused_by_name_and_left_alone() {
-    let home = of_format_0().await;
+    let home = of_an_older_format().await;
     let before = std::fs::read(home.path()).unwrap();
     let error = open(&home.path()).err().unwrap();
-    assert!(matches!(error, OpenError::Older { found: 0, known: FORMAT_VERSION, .. }), "{error}");
+    assert!(matches!(error, OpenError::Older { found: OLD, known: FORMAT_VERSION, .. }), "{error}");
     let text = error.to_string();
     assert!(text.contains(home.path().to_str().unwrap()) && text.contains("nodedock 0.0.9"), "{text}");
-    assert!(matches!(verify(&home.path()), Err(ReadError::Older { found: 0, .. })));
+    assert!(matches!(verify(&home.path()), Err(ReadError::Older { found: OLD, .. })));
     assert_eq!(std::fs::read(home.path()).unwrap(), before);
-    assert_eq!(home.names(), ["checkpoint.redb"]);
+    assert_eq!(home.names(), ["checkpoint.db"]);
 }
 
 #[tokio::test]
 async fn an_upgrade_that_fails_leaves_the_file_as_it_was() {
-    fn fail(_: &redb::WriteTransaction) -> Result<(), redb::Error> {
-        Err(io::Error::from(io::ErrorKind::StorageFull).into())
+    fn fail(connection: &rusqlite::Connection) -> rusqlite::Result<()> {
+        rename_the_table(connection)?;
+        connection.execute_batch("INSERT INTO nowhere VALUES (1)")
     }
-    let home = of_format_0().await;
-    let before = std::fs::read(home.path()).unwrap();
-    let upgrades = Upgrades { formats: &[(0, fail)], ..FROM_0 };
-    let error = open_with(&home.path(), &upgrades).err().unwrap();
-    assert!(matches!(error, OpenError::Io { .. }), "{error}");
-    assert_eq!(std::fs::read(home.path()).unwrap(), before);
+    let home = of_an_older_format().await;
+    let before = verify_with(&home, &FROM_OLD);
+    let upgrades = Upgrades { formats: &[(OLD, fail)], ..FROM_OLD };
+    let opened = open_with(&home.path(), &upgrades).unwrap();
+    let aside = opened.set_aside.expect("a table is missing, so it counts as damaged");
+    opened.checkpoint.close().await;
+    std::fs::rename(aside.path, home.path()).unwrap();
+    assert_eq!(verify_with(&home, &FROM_OLD), before);
+}
+
+/// The claims that a release with these upgrades finds.
+fn verify_with(home: &Home, upgrades: &Upgrades) -> Vec<ClaimRecord> {
+    let copy = Home::new();
+    std::fs::create_dir_all(copy.path().parent().unwrap()).unwrap();
+    std::fs::copy(home.path(), copy.path()).unwrap();
+    open_with(&copy.path(), upgrades).unwrap().dump.claims
+}
+
+#[tokio::test]
+async fn a_file_of_this_format_is_read() {
+    let home = Home::new();
+    copy_fixture(&home, "checkpoint-v2.db", "checkpoint.db");
+    has_the_fixtures_records(home.open());
+}
+
+/// A file of format 1, of redb, and what becomes of it: its records are taken over, it stays, and its release refuses it.
+#[tokio::test]
+async fn a_file_of_format_1_is_taken_over_once() {
+    let home = Home::new();
+    copy_fixture(&home, "checkpoint-v1.redb", "checkpoint.redb");
+    let old = home.path().with_extension("redb");
+    let dumped = read(&old).unwrap();
+    assert_eq!((dumped.meta.format, dumped.claims.len(), dumped.pods.len()), (1, 2, 1));
+    let created = dumped.meta.created.clone();
+
+    let opened = home.open();
+    assert_eq!((opened.dump.meta.format, &opened.dump.meta.created), (FORMAT_VERSION, &created));
+    let checkpoint = has_the_fixtures_records(opened);
+    checkpoint.commit(vec![Change::DeleteClaim(uid(2))]).await.unwrap();
+    checkpoint.close().await;
+    let contents = format_1::read(&std::fs::read(&old).unwrap()).unwrap();
+    assert_eq!(contents.meta.format, FORMAT_VERSION, "a release of format 1 refuses it");
+    assert_eq!(home.open().dump.claims.len(), 1, "it is not taken over again");
+    assert_eq!(read(&old).unwrap().claims.len(), 2, "it is as it was");
+}
+
+#[tokio::test]
+async fn a_crash_between_the_steps_of_taking_over_loses_nothing() {
+    let home = Home::new();
+    copy_fixture(&home, "checkpoint-v1.redb", "checkpoint.redb");
+    let old = home.path().with_extension("redb");
+    let before = std::fs::read(&old).unwrap();
+    // Before the new file was complete.
+    std::fs::write(home.path().with_extension("db.new"), "half of it").unwrap();
+    has_the_fixtures_records(home.open()).close().await;
+    // Before the old file was marked.
+    std::fs::write(&old, before).unwrap();
+    raw(&home).execute("DELETE FROM meta WHERE key = 'taken-over'", []).unwrap();
+    has_the_fixtures_records(home.open()).close().await;
+    assert_eq!(format_1::read(&std::fs::read(&old).unwrap()).unwrap().meta.format, FORMAT_VERSION);
+    // An operator has moved the new file away: the old one is not taken over a second time.
+    std::fs::remove_file(home.path()).unwrap();
+    assert!(home.open().dump.is_empty());
+}
+
+#[tokio::test]
+async fn a_file_of_format_1_that_is_open_or_damaged_or_newer_is_not_taken_over() {
+    let home = Home::new();
+    let old = home.path().with_extension("redb");
+    copy_fixture(&home, "checkpoint-v1.redb", "checkpoint.redb");
+    let open = format_1::open(&old).unwrap();
+    assert!(matches!(crate::checkpoint::open(&home.path()), Err(OpenError::InUse(path)) if path == old));
+    drop(open);
+
+    copy_fixture(&home, "checkpoint-newer.redb", "checkpoint.redb");
+    let error = crate::checkpoint::open(&home.path()).err().unwrap();
+    assert!(matches!(error, OpenError::Newer { found: 9, .. }), "{error}");
+    assert!(!home.path().exists());
+
+    let whole = std::fs::read(format!("{FIXTURES}/checkpoint-v1.redb")).unwrap();
+    for bytes in [&whole[..whole.len() / 3], b"redb and nothing else", b""] {
+        std::fs::write(&old, bytes).unwrap();
+        let opened = home.open();
+        let aside = opened.set_aside.expect("set aside");
+        assert!(aside.path.to_str().unwrap().contains("checkpoint.redb.damaged-"), "{aside:?}");
+        assert_eq!(std::fs::read(&aside.path).unwrap(), bytes);
+        assert!(opened.dump.is_empty());
+        opened.checkpoint.close().await;
+        std::fs::remove_file(home.path()).unwrap();
+    }
+}
+
+fn copy_fixture(home: &Home, from: &str, to: &str) {
+    let to = home.path().with_file_name(to);
+    std::fs::create_dir_all(to.parent().unwrap()).unwrap();
+    std::fs::copy(format!("{FIXTURES}/{from}"), to).unwrap();
+}
+
+fn has_the_fixtures_records(opened: Opened) -> Checkpoint {
+    let Opened { checkpoint, dump, set_aside } = opened;
+    assert_eq!(dump.claims.len(), 2, "{:?}", dump.skipped);
+    assert_eq!(dump.claims[0].id.to_string(), "ml/train-gpu");
+    assert_eq!(dump.claims[0].unknown["lease"], json!({"until": 7}));
+    assert_eq!(dump.pods.len(), 1);
+    assert!(dump.skipped.is_empty() && set_aside.is_none());
+    checkpoint
 }
 
 #[test]
@@ -257,15 +337,6 @@ fn steps_lead_from_version_to_version_or_not_at_all() {
 async fn write_the_newer_fixture() {
     let home = Home::new();
     commit(&home, vec![put(1)]).await;
-    let database = Builder::new().open(home.path()).unwrap();
-    let write = database.begin_write().unwrap();
-    {
-        let mut meta = write.open_table(META).unwrap();
-        meta.insert("format", "9").unwrap();
-        meta.insert("written-by", "nodedock 9.8.7").unwrap();
-    }
-    write.commit().unwrap();
-    drop(database);
-    let fixture = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/checkpoint-newer.redb");
-    std::fs::copy(home.path(), fixture).unwrap();
+    sign(&raw(&home), 9, "nodedock 9.8.7");
+    std::fs::copy(home.path(), format!("{FIXTURES}/checkpoint-newer.db")).unwrap();
 }

@@ -173,7 +173,7 @@ async fn an_answer_that_names_a_path_that_is_not_there_is_refused() {
     };
     gpu.answer(ContainerAllocation { mounts: vec![mount("/no/lib")], ..Default::default() });
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["allocation-path-missing"]);
-    gpu.answer(ContainerAllocation { mounts: vec![mount("/checkpoint.redb")], ..Default::default() });
+    gpu.answer(ContainerAllocation { mounts: vec![mount("/checkpoint.db")], ..Default::default() });
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev0"]);
 }
 

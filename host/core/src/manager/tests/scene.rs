@@ -82,16 +82,14 @@ impl Home {
     }
 
     pub(crate) fn checkpoint_path(&self) -> PathBuf {
-        self.0.path().join("checkpoint.redb")
+        self.0.path().join("checkpoint.db")
     }
 
     /// Makes a claim's record unreadable for this release, while no daemon runs.
     pub(crate) fn make_unreadable(&self, uid: &str) {
-        let claims = redb::TableDefinition::<&str, &[u8]>::new("claims");
-        let database = redb::Database::open(self.checkpoint_path()).unwrap();
-        let write = database.begin_write().unwrap();
-        write.open_table(claims).unwrap().insert(uid, [u8::MAX].as_slice()).unwrap();
-        write.commit().unwrap();
+        let database = rusqlite::Connection::open(self.checkpoint_path()).unwrap();
+        let update = "UPDATE records SET version = 255 WHERE kind = 'claims' AND key = ?1";
+        assert_eq!(database.execute(update, [uid]).unwrap(), 1);
     }
 
     /// The directory used as `/sys`.
