@@ -86,7 +86,7 @@ async fn commits(path: &Path, live: usize, size: Size, table: &mut Table) {
         puts.time(checkpoint.commit(put(n))).await.expect("commit");
         deletes.time(checkpoint.commit(delete(n))).await.expect("commit");
     }
-    let each = (self::written() - written) / size.single as u64 >> 10;
+    let each = ((self::written() - written) / size.single as u64) >> 10;
     let started = Instant::now();
     for _ in 0..size.single.div_ceil(AT_ONCE) {
         let requests = |change: fn(usize) -> Vec<Change>| {
