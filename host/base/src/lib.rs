@@ -1,6 +1,7 @@
 //! Shared basics: tasks and drain, time, backoff, locks by key, Unix sockets, error chains, conditions, counters, fail points.
 
 pub mod backoff;
+pub mod batches;
 pub mod changes;
 pub mod clock;
 pub mod conditions;

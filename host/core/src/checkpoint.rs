@@ -26,8 +26,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
+use nodedock_base::batches::Batches;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid};
@@ -41,13 +42,10 @@ pub use status::{CommitMetrics, Health};
 use database::{Database, Write};
 use format::META_RECOVERED;
 use upgrade::{UPGRADES, Upgrades};
-use writer::{Work, Writer};
+use writer::{CHECKPOINT_BATCH_MAX, Work, Writer};
 
 /// Duration after which a commit is reported as slow: a healthy disk syncs in milliseconds, a busy one within a second.
 const CHECKPOINT_SLOW: Duration = Duration::from_secs(5);
-
-/// Requests that wait for a commit; further ones wait for a slot.
-const CHECKPOINT_QUEUE: usize = 1024;
 
 /// A change of one record. The changes of one commit are durable together or not at all.
 #[derive(Debug, Clone)]
@@ -67,8 +65,7 @@ pub enum Change {
 /// Handle to the checkpoint. Clones write to the same file, which is closed when the last one is dropped.
 #[derive(Clone)]
 pub struct Checkpoint {
-    writer: Arc<Writer>,
-    slots: Arc<Semaphore>,
+    writer: Batches<Writer>,
 }
 
 /// An open checkpoint, and its content.
@@ -127,7 +124,7 @@ fn open_with(path: &Path, upgrades: &Upgrades) -> Result<Opened, OpenError> {
 
 impl Checkpoint {
     fn new(database: Database) -> Self {
-        Self { writer: Writer::new(database), slots: Arc::new(Semaphore::new(CHECKPOINT_QUEUE)) }
+        Self { writer: Batches::new(Writer::new(database), CHECKPOINT_BATCH_MAX) }
     }
 
     /// Makes the changes durable, all of them or none. Dropping the future does not undo them.
@@ -145,29 +142,33 @@ impl Checkpoint {
         more: impl FnOnce() -> (L, Vec<Change>),
     ) -> Result<(), CommitError> {
         let mut writes = encoded(changes)?;
-        let _slot = self.slots.acquire().await.map_err(|_| CommitError::Closed)?;
-        let entered = {
-            let (_lock, more) = more();
-            writes.extend(encoded(more)?);
-            if writes.is_empty() {
-                return Ok(());
+        let mut not_entered = None;
+        let request = || {
+            let (lock, more) = more();
+            match encoded(more) {
+                Ok(more) => writes.extend(more),
+                Err(error) => not_entered = Some(Err(error)),
             }
-            self.writer.enter(Work::Commit(writes))?
+            if writes.is_empty() {
+                not_entered = not_entered.take().or(Some(Ok(())));
+            }
+            not_entered.is_none().then_some((lock, Work::Commit(writes)))
         };
-        entered.outcome().await
+        let outcome = self.writer.request_in_order(request).await;
+        outcome.or(not_entered).unwrap_or(Err(CommitError::Closed))
     }
 
     pub fn health(&self) -> Health {
-        self.writer.status.health()
+        self.writer.server().status.health()
     }
 
     /// Returns a watch on whether the last commit succeeded.
     pub fn takes_writes(&self) -> watch::Receiver<bool> {
-        self.writer.status.takes_writes()
+        self.writer.server().status.takes_writes()
     }
 
     pub fn metrics(&self) -> &CommitMetrics {
-        &self.writer.status.metrics
+        &self.writer.server().status.metrics
     }
 
     /// Waits until all earlier requests are processed. Returns false if the checkpoint is closed.
@@ -182,7 +183,7 @@ impl Checkpoint {
     }
 
     async fn enter(&self, work: Work) -> Result<(), CommitError> {
-        self.writer.enter(work)?.outcome().await
+        self.writer.enter(work).outcome().await.unwrap_or(Err(CommitError::Closed))
     }
 }
 

@@ -1,5 +1,5 @@
-//! The directory that container runtimes read. One thread writes it and groups waiting requests; callers read it themselves. Changes
-//! only files that begin with this daemon's line.
+//! The directory that container runtimes read. Requests to change it are carried out one batch at a time; callers read it themselves.
+//! Changes only files that begin with this daemon's line.
 
 use std::fs::{DirEntry, File, Metadata};
 use std::hash::{BuildHasher, RandomState};
@@ -10,18 +10,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use sha2::{Digest, Sha256};
-use tokio::sync::{mpsc, oneshot};
 
 use super::catalog::{Catalog, Collision, Moment, Touched};
 use super::identity::{Identity, OPENING};
 use super::render::{SpecFile, mark_of};
+use nodedock_base::batches::Batches;
 
 mod writer;
 
-use writer::Job;
+use writer::{BATCH_FILES_MAX, Job};
 
-/// Queue of the writer; further requests wait for a slot.
-const QUEUE: usize = 1024;
 /// Bytes of a file that are read: more than the bounds on edits allow for a claim.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 /// More than the tick of any file system's clock.
@@ -60,14 +58,13 @@ pub struct OurFile {
     pub spec: String,
 }
 
-/// Handle to the directory. Clones write to the same directory; its thread ends with the last handle.
+/// Handle to the directory. Clones write to the same directory.
 #[derive(Clone)]
 pub struct CdiDir {
-    inbox: mpsc::Sender<Job>,
-    directory: Arc<Directory>,
+    directory: Batches<Directory>,
 }
 
-/// State that the handles and the writer share.
+/// State that the handles share.
 struct Directory {
     path: PathBuf,
     /// Prefix of its temporary files.
@@ -129,19 +126,17 @@ impl CdiDir {
         let tag = hex::encode(&Sha256::digest(daemon)[..4]);
         let temporary_prefix = format!("{TEMPORARY_PREFIX}{tag}-");
         sweep(path, &temporary_prefix)?;
-        let directory = Arc::new(Directory {
+        let directory = Directory {
             path: path.to_owned(),
             temporary_prefix,
             hasher: RandomState::new(),
             catalog: Catalog::new(path, directories, mark_of(daemon)),
-        });
-        let (inbox, jobs) = mpsc::channel(QUEUE);
-        let writer = directory.clone();
-        std::thread::Builder::new()
-            .name("cdi".to_owned())
-            .spawn(move || writer.run(jobs))
-            .map_err(CdiError::io("start the writer of", path))?;
-        Ok(Self { inbox, directory })
+        };
+        Ok(Self { directory: Batches::new(directory, BATCH_FILES_MAX) })
+    }
+
+    fn directory(&self) -> &Directory {
+        self.directory.server()
     }
 
     /// Writes the files, each atomically for readers, and without a sync. An existing file with the same bytes stays unchanged. After an
@@ -150,7 +145,7 @@ impl CdiDir {
         if files.is_empty() {
             return Ok(());
         }
-        let files = files.iter().map(|file| self.directory.marked(file)).collect();
+        let files = files.iter().map(|file| self.directory().marked(file)).collect();
         self.request(files, Vec::new()).await
     }
 
@@ -163,25 +158,23 @@ impl CdiDir {
     }
 
     async fn request(&self, write: Vec<SpecFile>, remove: Vec<String>) -> Result<(), CdiError> {
-        let (done, outcome) = oneshot::channel();
-        self.inbox.send(Job { write, remove, done }).await.map_err(|_| CdiError::Closed)?;
-        outcome.await.unwrap_or(Err(CdiError::Closed))
+        self.directory.request(Job { write, remove }).await.unwrap_or(Err(CdiError::Closed))
     }
 
     /// Returns whether the file exists with these bytes. Costs one `stat` if it is unchanged since the last check, a read
     /// otherwise and shortly after its write.
     pub fn is_current(&self, file: &SpecFile) -> bool {
-        self.directory.is_current(&self.directory.marked(file))
+        self.directory().is_current(&self.directory().marked(file))
     }
 
     /// Returns the files of this daemon, by name. Blocks: reads all of them.
     pub fn list_ours(&self) -> Result<Vec<OurFile>, CdiError> {
         let mut ours = Vec::new();
-        for entry in entries(&self.directory.path)? {
+        for entry in entries(&self.directory().path)? {
             let Some(name) = entry.file_name().into_string().ok().filter(|name| is_spec_name(name)) else {
                 continue;
             };
-            match self.directory.read_ours(&entry.path()) {
+            match self.directory().read_ours(&entry.path()) {
                 Ok(text) => ours.extend(text.map(|text| OurFile::new(name, &text))),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(CdiError::io("read", &entry.path())(error)),
@@ -194,20 +187,20 @@ impl CdiDir {
     /// Returns whether the file is as this daemon wrote or removed it. Costs one `stat` if it is unchanged since a check of some time after
     /// the last change, a read otherwise.
     pub fn is_as_left(&self, name: &str) -> bool {
-        let path = self.directory.path.join(name);
-        let known = self.directory.catalog.known.lock().get(name).copied();
+        let path = self.directory().path.join(name);
+        let known = self.directory().catalog.known.lock().get(name).copied();
         match (std::fs::symlink_metadata(&path), known) {
             (Ok(metadata), Some(known)) => {
-                let checked = self.directory.checked(name, &metadata, known);
+                let checked = self.directory().checked(name, &metadata, known);
                 if let (Some(checked), Some(entry)) =
-                    (checked, self.directory.catalog.known.lock().get_mut(name))
+                    (checked, self.directory().catalog.known.lock().get_mut(name))
                 {
                     *entry = checked;
                 }
                 checked.is_some()
             }
             (Err(error), None) if error.kind() == io::ErrorKind::NotFound => {
-                !self.directory.catalog.has(name)
+                !self.directory().catalog.has(name)
             }
             _ => false,
         }
@@ -216,52 +209,53 @@ impl CdiDir {
     /// Updates the devices of other programs' files, which `collisions` and `missing` use. Costs a `stat` of each directory, and
     /// reads only new and changed files.
     pub async fn survey(&self) -> Result<(), CdiError> {
-        if self.directory.catalog.is_fresh() {
+        if self.directory().catalog.is_fresh() {
             return Ok(());
         }
-        let (dir, requested) = (self.clone(), self.directory.catalog.now());
+        let (dir, requested) = (self.clone(), self.directory().catalog.now());
         tokio::task::spawn_blocking(move || dir.look(requested, false)).await.unwrap_or(Err(CdiError::Closed))
     }
 
     /// The same, with a `stat` of each file of other programs. Blocks.
     pub fn survey_all(&self) -> Result<(), CdiError> {
-        self.look(self.directory.catalog.now(), true)
+        self.look(self.directory().catalog.now(), true)
     }
 
     fn look(&self, requested: Moment, all: bool) -> Result<(), CdiError> {
-        let read = self.directory.catalog.refresh(requested, all);
+        let read = self.directory().catalog.refresh(requested, all);
         read.map_err(|(directory, error)| CdiError::io("read the directory", &directory)(error))
     }
 
     /// Returns other programs' files with a device of the same qualified name: runtimes refuse a device of two files in one directory,
     /// and use the one of a later directory. By the last `survey`, the first file of each device.
     pub fn collisions(&self, qualified: &[String]) -> Vec<Collision> {
-        self.directory.catalog.collisions(qualified)
+        self.directory().catalog.collisions(qualified)
     }
 
     /// Returns the names that are in no file of other programs, by the last `survey`.
     pub fn missing(&self, qualified: &[String]) -> Vec<String> {
-        self.directory.catalog.missing(qualified)
+        self.directory().catalog.missing(qualified)
     }
 
     /// Reads changed files again.
     pub async fn touched(&self, names: Vec<String>) -> Touched {
         let dir = self.clone();
-        let look = move || dir.directory.catalog.touched(&names);
+        let look = move || dir.directory().catalog.touched(&names);
         tokio::task::spawn_blocking(look).await.unwrap_or_default()
     }
 
     /// Returns the names of this daemon's files that this process neither wrote nor compared: copies, or files of an earlier
     /// run. By the last `survey`.
     pub fn strays(&self) -> Vec<String> {
-        let (ours, known) = (self.directory.catalog.ours(), self.directory.catalog.known.lock());
+        let (ours, known) = (self.directory().catalog.ours(), self.directory().catalog.known.lock());
         ours.into_iter().filter(|name| !known.contains_key(name)).collect()
     }
 
     /// Returns a file of this daemon by name. `None`: it does not exist, or belongs to another program.
     pub async fn read(&self, name: &str) -> Option<OurFile> {
-        let (directory, name) = (self.directory.clone(), name.to_owned());
+        let (dir, name) = (self.clone(), name.to_owned());
         let read = move || {
+            let directory = dir.directory();
             let text = directory.read_ours(&directory.path.join(&name)).ok()??;
             Some(OurFile::new(name, &text))
         };

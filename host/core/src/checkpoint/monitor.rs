@@ -6,12 +6,12 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 
 use super::status::Status;
-use super::writer::{Entered, Work};
+use super::writer::Work;
 use super::{Checkpoint, CommitError};
 use crate::checkpoint::CHECKPOINT_SLOW;
 use nodedock_base::backoff::Backoff;
+use nodedock_base::batches::Entered;
 use nodedock_base::conditions::Conditions;
-use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{Problem, ProblemCode};
 
@@ -28,16 +28,14 @@ struct Probes {
 impl Checkpoint {
     /// Sets conditions of the writer under `subject`, the file's path, and retries while commits fail, until the tasks stop.
     pub async fn keep(self, subject: String, conditions: Conditions, tasks: Tasks) {
-        monitor(&self.writer.status, || self.try_probe(), &subject, &conditions, &tasks).await;
+        monitor(&self.writer.server().status, || self.try_probe(), &subject, &conditions, &tasks).await;
     }
 
     /// Starts an empty commit, whose outcome is in the status; not if others wait, which show the same.
     fn try_probe(&self) {
-        match self.writer.enter(Work::Commit(Vec::new())) {
-            Ok(Entered::First(leader)) => drop(tokio::task::spawn_blocking(move || leader.commit())),
-            // Committed without a caller.
-            Ok(Entered::Waiting(_)) => {}
-            Err(error) => tracing::debug!(error = chain(&error), "the checkpoint is not probed"),
+        // One that waits is committed without a caller.
+        if let Entered::First(leader) = self.writer.enter(Work::Commit(Vec::new())) {
+            drop(tokio::task::spawn_blocking(move || leader.lead()));
         }
     }
 }

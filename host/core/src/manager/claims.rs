@@ -245,17 +245,18 @@ impl Manager {
 
     /// Removes claims, and those of `pods` that hold nothing else, durably and with more changes in the same commit. They leave the
     /// table after the commit: if it failed, a device that another claim took before would be in two claims. The caller has the
-    /// pods' locks.
+    /// pods' locks. `undo`: of changes that are in the table already, if the commit fails.
     async fn forget(
         &self,
         uids: &[Uid],
         pods: &BTreeSet<Uid>,
         mut changes: Vec<Change>,
+        undo: Undo,
     ) -> Result<(), Problem> {
         let pods = self.table().pods_with_nothing_but(pods, uids);
         changes.extend(uids.iter().cloned().map(Change::DeleteClaim));
         changes.extend(pods.iter().map(|pod| Change::DeletePod((*pod).clone())));
-        self.commit(changes, Undo::default()).await?;
+        self.commit(changes, undo).await?;
         let gone: Vec<_> = {
             let mut table = self.table();
             pods.iter().for_each(|pod| drop(table.remove_pod(pod.as_str())));

@@ -1,5 +1,5 @@
-//! The thread that changes the directory: takes the waiting requests, writes all temporary files, then renames and removes in the order
-//! of the requests, then responds. Nothing is synced: every file is derived from a record of the checkpoint, and a start renders again what
+//! What changes the directory: for the requests that wait together it writes all temporary files, then renames and removes in the order
+//! of the requests. Nothing is synced: every file is derived from a record of the checkpoint, and a start renders again what
 //! a power loss took.
 
 use std::fs::Permissions;
@@ -9,26 +9,19 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use tempfile::TempPath;
-use tokio::sync::{mpsc, oneshot};
 
 use super::{CdiError, Directory, Known, Stamp, TEMPORARY_SUFFIX, is_spec_name, make_directory, open_plain};
 use crate::cdi::render::SpecFile;
+use nodedock_base::batches::Serve;
 use nodedock_base::failpoint::{self, Point};
 
 /// Files of one batch: bounds the time that the first one waits for the others.
-const BATCH_FILES_MAX: usize = 256;
+pub(super) const BATCH_FILES_MAX: usize = 256;
 
 /// A request: files to write, or names of files to remove.
 pub(super) struct Job {
     pub(super) write: Vec<SpecFile>,
     pub(super) remove: Vec<String>,
-    pub(super) done: oneshot::Sender<Result<(), CdiError>>,
-}
-
-impl Job {
-    fn len(&self) -> usize {
-        self.write.len() + self.remove.len()
-    }
 }
 
 /// A written temporary file, which is removed when it is dropped.
@@ -38,36 +31,28 @@ struct Staged {
     file: TempPath,
 }
 
-impl Directory {
-    /// Runs until every handle is dropped.
-    pub(super) fn run(&self, mut jobs: mpsc::Receiver<Job>) {
-        while let Some(first) = jobs.blocking_recv() {
-            let mut files = first.len();
-            let mut batch = vec![first];
-            while files < BATCH_FILES_MAX {
-                let Ok(next) = jobs.try_recv() else { break };
-                files += next.len();
-                batch.push(next);
-            }
-            self.serve(batch);
-        }
-    }
+impl Serve for Directory {
+    type Request = Job;
+    type Outcome = Result<(), CdiError>;
 
-    fn serve(&self, batch: Vec<Job>) {
+    fn serve(&self, batch: Vec<Job>) -> Vec<Self::Outcome> {
         self.catalog.begin_change();
         let stage = |job: &Job| job.write.iter().filter_map(|file| self.stage(file).transpose()).collect();
         let staged: Vec<Result<Vec<_>, _>> = batch.iter().map(stage).collect();
         let change = |(job, staged): (&Job, Result<_, _>)| {
             staged.and_then(|files| self.move_into_place(files)).and_then(|()| self.remove_all(&job.remove))
         };
-        let outcomes: Vec<_> = batch.iter().zip(staged).map(change).collect();
+        let outcomes = batch.iter().zip(staged).map(change).collect();
         self.catalog.end_change();
-        for (Job { done, .. }, outcome) in batch.into_iter().zip(outcomes) {
-            // A cancelled caller gets no response; its files stay.
-            done.send(outcome).ok();
-        }
+        outcomes
     }
 
+    fn weight(job: &Job) -> usize {
+        job.write.len() + job.remove.len()
+    }
+}
+
+impl Directory {
     /// Writes a temporary file. `None`: the directory has these bytes already.
     fn stage(&self, file: &SpecFile) -> Result<Option<Staged>, CdiError> {
         check_name(&file.name)?;

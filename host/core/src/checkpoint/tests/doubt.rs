@@ -146,7 +146,7 @@ async fn failed_commits_never_happened(steps: Vec<Step>, seed: u64) {
         for commit in &mut waiting {
             assert!(futures::poll!(commit).is_pending());
         }
-        let mut outcomes = vec![leader.commit()];
+        let mut outcomes = vec![leader.lead().unwrap()];
         for commit in waiting {
             outcomes.push(commit.await);
         }
@@ -154,7 +154,7 @@ async fn failed_commits_never_happened(steps: Vec<Step>, seed: u64) {
             outcome.iter().for_each(|()| model(&mut believed, changes));
         }
         if number % 5 == 4 {
-            checkpoint.writer.copy_log();
+            checkpoint.writer.server().upkeep();
         }
         if outcomes.last().is_some_and(Result::is_ok) {
             assert_eq!(records_on(disk.image()), believed);

@@ -114,7 +114,7 @@ async fn power_loss_at_any_point_leaves_the_state_before_or_after_a_commit() {
         checkpoint.commit(changes.clone()).await.unwrap();
         acknowledged.push(disk.ops_count());
         if n % 4 == 3 {
-            checkpoint.writer.copy_log();
+            checkpoint.writer.server().upkeep();
         }
     }
     checkpoint.close().await;
@@ -149,7 +149,7 @@ async fn power_loss_while_several_callers_commit_loses_nothing_that_was_acknowle
         waiting.push(commit);
     }
     let mut acknowledged = Vec::new();
-    first.commit().unwrap();
+    first.lead().unwrap().unwrap();
     acknowledged.push(disk.ops_count());
     for commit in waiting {
         commit.await.unwrap();

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::machine;
+use super::table::Undo;
 use super::values::{RestoreRequest, Restored};
 use crate::checkpoint::Change;
 use crate::driver::Call;
@@ -126,7 +127,7 @@ impl Manager {
         let mut changes = vec![Change::PutReleased(released.clone())];
         changes.extend(outdated.iter().cloned().map(Change::DeleteReleased));
         let pods: BTreeSet<_> = record.pods.keys().cloned().collect();
-        self.forget(std::slice::from_ref(uid), &pods, changes).await?;
+        self.forget(std::slice::from_ref(uid), &pods, changes, Undo::default()).await?;
         self.table().put_released(released.clone(), &outdated);
         self.unprepare_retries.lock().clear(uid);
         self.prepare_retries.lock().forget(|_, claim| claim.uid == *uid);

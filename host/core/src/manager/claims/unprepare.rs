@@ -1,10 +1,12 @@
-//! Unprepare, from the checkpoint alone: commit the intent, call the drivers, remove the CDI files, then remove the record.
+//! Unprepare, from the checkpoint alone: commit the intent, call the drivers, remove the CDI files, then remove the record. The intents of
+//! drivers that cannot change the node are not committed: see decision 0013.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use super::calls::are_pure;
 use super::files::Nodes;
 use super::machine::{self, UnprepareEnd, UnprepareRequest, UnprepareResult, UnprepareStep};
 use super::prepare::{Outcomes, Work};
@@ -39,7 +41,8 @@ impl Manager {
         let _claims = self.claim_locks.take(uids.iter().cloned()).await;
         let mut ends = self.unprepare_claims(&uids, UnprepareRequest::Pod(&pod.uid), call).await;
         if claims.is_empty()
-            && let Err(problem) = self.forget(&[], &BTreeSet::from([pod.uid.clone()]), Vec::new()).await
+            && let Err(problem) =
+                self.forget(&[], &BTreeSet::from([pod.uid.clone()]), Vec::new(), Undo::default()).await
         {
             tracing::warn!(%pod, %problem, "a pod without claims stays in the checkpoint");
         }
@@ -92,7 +95,8 @@ impl Manager {
         let changes = work.iter().map(|(record, _)| Change::PutClaim(Arc::clone(record))).collect();
         if self.commit(changes, undo).await.is_ok() {
             failpoint::pass(Point::RollbackIntended);
-            self.call_and_remove(work, part.is_none(), part, call, &mut Outcomes::new()).await;
+            let results = self.call_unprepare(&work, call).await;
+            self.remove_unprepared(work, results, part.is_none(), part, call, &mut Outcomes::new()).await;
             failpoint::pass(Point::RollbackDone);
         }
     }
@@ -124,27 +128,83 @@ impl Manager {
             without_claims.inspect(|pod| undo.remove_pod(&mut table, pod))
         };
         let records: Vec<_> = left.iter().chain(work.iter().map(|(record, _)| record)).cloned().collect();
-        let mut changes: Vec<_> = records.iter().cloned().map(Change::PutClaim).collect();
-        changes.extend(removed_pod.map(|pod| Change::DeletePod(pod.clone())));
+        let mut changes: Vec<_> = removed_pod.map(|pod| Change::DeletePod(pod.clone())).into_iter().collect();
+        let mut results = None;
+        if left.is_empty() && !matches!(by, UnprepareRequest::Retry) && self.needs_no_intent(&work) {
+            self.report_claims(&records);
+            let called = self.call_unprepare(&work, call).await;
+            if all_gone(&work, &called) {
+                ends.extend(self.remove_at_once(&records, pod.is_some(), changes, undo).await);
+                return ends;
+            }
+            // What stays is retried, so it is durable before anything else is done.
+            results = Some(called);
+        }
+        changes.extend(records.iter().cloned().map(Change::PutClaim));
         if let Err(problem) = self.commit(changes, undo).await {
             ends.extend(records.iter().map(|record| (record.id.uid.clone(), Err(problem.clone()))));
             work.iter().for_each(|(record, _)| self.retry_unprepare(record, &[]));
             return ends;
         }
         failpoint::pass(Point::UnprepareIntended);
-        self.report_claims(&records);
+        if results.is_none() {
+            self.report_claims(&records);
+        }
         // A file names the pods of its claim: one that left must not come back with a claim that is rebuilt from it.
         self.check_files(&left, Nodes::Checked).await;
         ends.extend(left.into_iter().map(|record| (record.id.uid.clone(), Ok(ClaimEnd::Kept))));
-        self.call_and_remove(work, pod.is_some(), by.part(), call, &mut ends).await;
+        let results = match results {
+            Some(results) => results,
+            None => self.call_unprepare(&work, call).await,
+        };
+        self.remove_unprepared(work, results, pod.is_some(), by.part(), call, &mut ends).await;
         ends
     }
 
-    /// Calls the drivers, and removes what they unprepared. `pods_locked`: the caller has the locks of the claims' pods. `part`: the
-    /// driver whose outcome is reported; none: that of the whole claim.
-    async fn call_and_remove(
+    /// Whether no driver can change the node for these claims, and no code of an earlier version has to be called.
+    fn needs_no_intent(&self, work: &[Work]) -> bool {
+        let is_as_prepared = |(record, drivers): &Work| {
+            let is_same = |name: &DriverName| {
+                let by = record.drivers.get(name).and_then(|part| part.by.as_ref());
+                let serving = self.registry.serving(name);
+                serving.is_ok_and(|driver| by.is_none_or(|by| by.digest == driver.identity.digest))
+            };
+            record.state == ClaimState::Unpreparing
+                && self.values.of(&record.id.uid).is_none()
+                && drivers.iter().all(is_same)
+        };
+        are_pure(&self.callees(work)) && work.iter().all(is_as_prepared)
+    }
+
+    /// Removes claims that are unprepared and of which the checkpoint has no intent. If that fails, they are as before the request.
+    async fn remove_at_once(
+        &self,
+        gone: &[Arc<ClaimRecord>],
+        pods_locked: bool,
+        changes: Vec<Change>,
+        undo: Undo,
+    ) -> Outcomes {
+        let end = self.remove(gone, pods_locked, changes, undo).await.map(|()| ClaimEnd::Unprepared);
+        if end.is_err() {
+            let claim = |record: &Arc<ClaimRecord>| self.table().claim(record.id.uid.as_str()).cloned();
+            let restored: Vec<_> = gone.iter().filter_map(claim).collect();
+            self.check_files(&restored, Nodes::Checked).await;
+            self.report_claims(&restored);
+        }
+        gone.iter()
+            .map(|record| {
+                self.unprepare_retries.lock().clear(&record.id.uid);
+                (record.id.uid.clone(), end.clone())
+            })
+            .collect()
+    }
+
+    /// Removes what the drivers unprepared. `pods_locked`: the caller has the locks of the claims' pods. `part`: the driver whose outcome
+    /// is reported; none: that of the whole claim.
+    async fn remove_unprepared(
         &self,
         work: Vec<Work>,
+        mut results: Vec<Vec<UnprepareResult>>,
         pods_locked: bool,
         part: Option<&DriverName>,
         call: &Call,
@@ -153,7 +213,6 @@ impl Manager {
         if work.is_empty() {
             return;
         }
-        let mut results = self.call_unprepare(&work, call).await;
         let (mut gone, mut stay) = (Vec::new(), Vec::new());
         let restore = RestoreRequest::of(call);
         for ((record, _), results) in work.iter().zip(&mut results) {
@@ -178,7 +237,8 @@ impl Manager {
         let mut open: BTreeSet<Uid> =
             stay.iter().filter(|record| record.is_leaving()).map(|record| record.id.uid.clone()).collect();
         open.extend(self.commit_rest(stay, ends).await);
-        let end = self.remove(&gone, pods_locked).await.map(|()| ClaimEnd::Unprepared);
+        let end =
+            self.remove(&gone, pods_locked, Vec::new(), Undo::default()).await.map(|()| ClaimEnd::Unprepared);
         ends.extend(gone.iter().map(|record| (record.id.uid.clone(), end.clone())));
         for ((record, _), results) in work.iter().zip(&results) {
             let uid = &record.id.uid;
@@ -231,12 +291,22 @@ impl Manager {
         self.unprepare_failed.notify_one();
     }
 
-    /// Removes the CDI files of claims, then their records, with those of pods that hold nothing else.
-    async fn remove(&self, gone: &[Arc<ClaimRecord>], pods_locked: bool) -> Result<(), Problem> {
+    /// Removes the CDI files of claims, then their records, with those of pods that hold nothing else, and makes `changes` that are in
+    /// the table already in the same commit; `undo`: of these, if that fails.
+    async fn remove(
+        &self,
+        gone: &[Arc<ClaimRecord>],
+        pods_locked: bool,
+        changes: Vec<Change>,
+        undo: Undo,
+    ) -> Result<(), Problem> {
         if gone.is_empty() {
             return Ok(());
         }
-        self.remove_files(gone).await?;
+        if let Err(problem) = self.remove_files(gone).await {
+            undo.restore(&mut self.table());
+            return Err(problem);
+        }
         let uids: Vec<_> = gone.iter().map(|record| record.id.uid.clone()).collect();
         let mut pods: BTreeSet<_> = gone.iter().flat_map(|record| record.pods.keys().cloned()).collect();
         let mut locks = Vec::new();
@@ -246,7 +316,7 @@ impl Manager {
                 |pod: &Uid| self.pod_locks.try_take(pod).map(|lock| locks.push(lock)).is_some();
             pods.retain(|pod| try_lock(pod));
         }
-        self.forget(&uids, &pods, Vec::new()).await?;
+        self.forget(&uids, &pods, changes, undo).await?;
         failpoint::pass(Point::UnprepareForgotten);
         Ok(())
     }
@@ -271,4 +341,13 @@ impl Manager {
         failpoint::pass(Point::UnprepareFilesRemoved);
         Ok(())
     }
+}
+
+/// Whether every driver has unprepared its part, and with them the claims are gone.
+fn all_gone(work: &[Work], results: &[Vec<UnprepareResult>]) -> bool {
+    let is_gone = |((record, _), results): (&Work, &Vec<UnprepareResult>)| {
+        results.iter().all(|(_, outcome, _)| outcome.is_ok())
+            && machine::finish_unprepare(record, results.clone(), now_ms()) == UnprepareEnd::Gone
+    };
+    work.iter().zip(results).all(is_gone)
 }

@@ -8,6 +8,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::machine::UnprepareRequest;
 use super::prepare_retry::DriverRevision;
+use super::table::Undo;
 use super::unprepare_retry::Serving;
 use crate::manager::Manager;
 use nodedock_model::{ClaimRecord, DriverName, Uid};
@@ -115,7 +116,7 @@ impl Manager {
         // After the claim's lock was dropped: pods are locked before claims.
         let _pods = self.pod_locks.take(pods.iter().cloned()).await;
         if !pods.is_empty()
-            && let Err(problem) = self.forget(&[], &pods, Vec::new()).await
+            && let Err(problem) = self.forget(&[], &pods, Vec::new(), Undo::default()).await
         {
             tracing::warn!(%problem, "pods without claims stay in the checkpoint");
         }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::manager::claims::ClaimEnd;
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, transient};
 use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends, with_claim, with_two_drivers};
 use nodedock_model::{ChangedKind, ClaimState, ObjectRef};
@@ -93,4 +94,65 @@ async fn what_the_driver_refuses_for_good_is_gone_and_what_it_could_not_do_yet_s
     assert_eq!(refused, "bad-parameters device-busy");
     let daemon = restarted(&home, daemon).await;
     assert_eq!((daemon.state("uid-one"), daemon.state("uid-two")), (None, Some(ClaimState::Preparing)));
+}
+
+#[tokio::test]
+async fn an_unprepare_is_one_commit_and_takes_the_pod_with_it() {
+    let (home, daemon, a, gpu) = with_pure();
+    daemon.prepare(&a, &["one"]).await;
+    let before = daemon.commits();
+    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
+    assert_eq!((daemon.commits() - before, gpu.counts()), (1, (1, 1)));
+    assert!(daemon.is_empty() && daemon.manager.pods().is_empty() && daemon.cdi_files().is_empty());
+    let daemon = restarted(&home, daemon).await;
+    assert!(daemon.is_empty() && daemon.manager.pods().is_empty());
+}
+
+#[tokio::test]
+async fn a_refused_unprepare_is_durable_and_retried() {
+    let (home, daemon, a, gpu) = with_pure();
+    daemon.prepare(&a, &["one"]).await;
+    gpu.refuse_unprepare(transient());
+    assert_eq!(daemon.unprepare(&a).await.remove(0).unwrap_err().code, "device-busy");
+    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
+    let daemon = restarted(&home, daemon).await;
+    assert_eq!(daemon.state("uid-one"), Some(ClaimState::Unpreparing));
+    daemon.serve(&gpu);
+    daemon.start_unprepares();
+    daemon.gone("uid-one").await;
+}
+
+#[tokio::test]
+async fn after_a_crash_during_an_unprepare_the_claim_is_as_before() {
+    let (home, daemon, a, gpu) = with_pure();
+    daemon.prepare(&a, &["one"]).await;
+    let (claims, files) = (daemon.manager.claims(), daemon.cdi_files());
+    gpu.shut(true);
+    let crash = async {
+        gpu.called(|calls| calls.unprepare.len() == 1).await;
+        daemon.crash().await;
+        gpu.shut(false);
+    };
+    let (ends, ()) = tokio::join!(daemon.unprepare(&a), crash);
+    assert_eq!(ends[0].as_ref().unwrap_err().code, "checkpoint-unavailable");
+    // Its file was removed, and is there again.
+    assert_eq!((daemon.manager.claims(), daemon.cdi_files()), (claims.clone(), files.clone()));
+    assert_eq!(daemon.manager.pods_count(), 1);
+
+    let daemon = home.start();
+    assert_eq!((daemon.manager.claims(), daemon.cdi_files()), (claims, files));
+    daemon.serve(&gpu);
+    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
+    assert!(daemon.is_empty() && daemon.cdi_files().is_empty());
+}
+
+/// The code that prepared the claim may have to be called, with rights of its own.
+#[tokio::test]
+async fn a_claim_of_another_version_is_unprepared_with_an_intent() {
+    let (_home, daemon, a, gpu) = with_pure();
+    daemon.prepare(&a, &["one"]).await;
+    daemon.serve_version(&gpu, "another");
+    let before = daemon.commits();
+    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
+    assert_eq!(daemon.commits() - before, 2);
 }
