@@ -20,6 +20,6 @@ pub use catalog::{Collision, Touched};
 pub use directory::{CdiDir, CdiError, OurFile};
 pub use identity::{Identity, IdentityDevice};
 pub use rebuild::{RebuildError, Rebuilt, rebuild};
-pub use render::{RenderError, SpecFile, cdi_devices, file_name, file_of, render, render_driver};
+pub use render::{RenderError, SpecFile, cdi_devices, check, file_name, file_of, render, render_driver};
 pub use spec::{ContainerEdits, Device, DeviceNode, Hook, IntelRdt, Mount, NetDevice, Spec, Version};
 pub use validate::{EditsError, SpecError, validate};

@@ -70,6 +70,22 @@ pub fn render_driver(record: &ClaimRecord, driver: &DriverName) -> Result<Option
     let Some(prepared) = prepared(record, driver) else {
         return Err(RenderError::NotPrepared { driver: driver.clone(), claim: claim.clone() });
     };
+    let Some(spec) = valid_spec(record, driver, prepared)? else { return Ok(None) };
+    let identity = Identity::of(record, driver, prepared);
+    Ok(Some(SpecFile { name: file_name(driver, claim), bytes: bytes_of(&identity, &spec) }))
+}
+
+/// Checks that a driver's result, which is not in the record yet, makes a valid file or none.
+pub fn check(record: &ClaimRecord, driver: &DriverName, prepared: &PreparedClaim) -> Result<(), RenderError> {
+    valid_spec(record, driver, prepared).map(drop)
+}
+
+fn valid_spec(
+    record: &ClaimRecord,
+    driver: &DriverName,
+    prepared: &PreparedClaim,
+) -> Result<Option<Spec>, RenderError> {
+    let claim = &record.id.uid;
     let spec = spec_of(record, driver, prepared);
     if spec.devices.is_empty() {
         let error = RenderError::EditsWithoutDevice { driver: driver.clone(), claim: claim.clone() };
@@ -77,8 +93,7 @@ pub fn render_driver(record: &ClaimRecord, driver: &DriverName) -> Result<Option
     }
     let refused = |source| RenderError::Refused { driver: driver.clone(), claim: claim.clone(), source };
     validate(&spec).map_err(refused)?;
-    let identity = Identity::of(record, driver, prepared);
-    Ok(Some(SpecFile { name: file_name(driver, claim), bytes: bytes_of(&identity, &spec) }))
+    Ok(Some(spec))
 }
 
 fn prepared<'a>(record: &'a ClaimRecord, driver: &DriverName) -> Option<&'a PreparedClaim> {

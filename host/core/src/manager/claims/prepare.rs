@@ -24,8 +24,7 @@ use nodedock_base::clock::now_ms;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::locks::LockGuard;
 use nodedock_model::{
-    Claim, ClaimRecord, ClaimReference, DriverName, DriverPart, ObjectRef, PodRequest, Problem, ProblemCode,
-    Uid,
+    Claim, ClaimRecord, ClaimReference, DriverName, ObjectRef, PodRequest, Problem, ProblemCode, Uid,
 };
 
 /// A claim of a request, as its source has it.
@@ -441,10 +440,7 @@ fn names_of(claims: &[ResolvedClaim], accepted: &[Uid]) -> BTreeMap<String, Obje
 fn renderable(record: &ClaimRecord, mut results: Vec<DriverResult>) -> Vec<DriverResult> {
     for result in &mut results {
         let Ok(prepared) = &result.outcome else { continue };
-        let part =
-            DriverPart { prepared: Some(prepared.clone()), by: result.by.clone(), ..Default::default() };
-        let drivers = BTreeMap::from([(result.driver.clone(), part)]);
-        if let Err(error) = cdi::render(&ClaimRecord { drivers, ..record.clone() }) {
+        if let Err(error) = cdi::check(record, &result.driver, prepared) {
             result.outcome = Err(unrendered(record, &error));
         }
     }
