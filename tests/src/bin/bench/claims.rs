@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use nodedock_proto::node::v1;
-use nodedock_tests::drivers::MOCK_GPU_FILE;
+use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
+use nodedock_tests::metrics::Exposition;
 use nodedock_tests::{Client, Daemon, Root, compose};
 
 use crate::table::{Table, Times};
@@ -106,6 +107,7 @@ async fn prepared(client: &mut Client, request: v1::PreparePodRequest, times: &m
 async fn one_at_a_time(daemon: &Daemon, size: Size, live: usize, table: &mut Table) {
     let (mut prepares, mut unprepares) = (Times::default(), Times::default());
     let mut client = daemon.client();
+    let before = daemon.metrics().await;
     let written = accounted(daemon.pid(), WRITTEN);
     for n in 0..size.single {
         come_and_go(&mut client, measured(n), &mut prepares, &mut unprepares).await;
@@ -116,6 +118,39 @@ async fn one_at_a_time(daemon: &Daemon, size: Size, live: usize, table: &mut Tab
     let against = if live == first { disk_row(PAGES_OF_A_COMMIT) } else { prepare_row(first) };
     table.times(&prepare_row(live), &prepares, &against, &note);
     table.times(&format!("unprepare, {live} live"), &unprepares, &format!("unprepare, {first} live"), "");
+    if size.spans {
+        spans(&before, &daemon.metrics().await, live, table);
+    }
+}
+
+/// Where the time of the requests between two looks at the daemon's metrics went: means, since histograms have no medians.
+fn spans(before: &Exposition, after: &Exposition, live: usize, table: &mut Table) {
+    let operation =
+        |name| ("dra_operations_duration_seconds", vec![("is_error", "false"), ("operation_name", name)]);
+    let call = |name| {
+        let labels = vec![("driver", MOCK_GPU_NAME), ("operation", name)];
+        ("nodedock_driver_call_duration_seconds", labels)
+    };
+    let spans = [
+        ("prepare, in the daemon", operation("PrepareResources"), "without gRPC"),
+        ("prepare, the driver's call", call("prepare"), "of that"),
+        ("unprepare, in the daemon", operation("UnprepareResources"), "without gRPC"),
+        ("unprepare, the driver's call", call("unprepare"), "of that"),
+        (
+            "a commit",
+            ("nodedock_checkpoint_commit_duration_seconds", Vec::new()),
+            "of prepares and unprepares",
+        ),
+    ];
+    for (what, (family, labels), note) in spans {
+        let grown = |suffix: &str| {
+            let value = |of: &Exposition| of.value(&format!("{family}{suffix}"), &labels).unwrap_or_default();
+            value(after) - value(before)
+        };
+        let mean = grown("_sum") / grown("_count") * 1e6;
+        let note = format!("{note}; mean of {}", grown("_count"));
+        table.figures(&format!("{what}, {live} live"), vec![mean], "µs", &prepare_row(live), &note);
+    }
 }
 
 fn prepare_row(live: usize) -> String {

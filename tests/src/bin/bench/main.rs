@@ -32,6 +32,9 @@ struct Args {
     /// Rows whose section has this in its name
     #[arg(long, value_name = "TEXT", default_value = "")]
     only: String,
+    /// Add where the time of prepares and unprepares goes, from the daemon's own metrics
+    #[arg(long)]
+    spans: bool,
     /// Print the rows as JSON
     #[arg(long)]
     json: bool,
@@ -72,6 +75,8 @@ struct Size {
     /// Devices that are published, and changes of them.
     slice_devices: usize,
     slice_changes: usize,
+    /// Whether to add where the time goes.
+    spans: bool,
 }
 
 const FULL: Size = Size {
@@ -91,6 +96,7 @@ const FULL: Size = Size {
     starts: 10,
     slice_devices: 1000,
     slice_changes: 20,
+    spans: false,
 };
 const QUICK: Size = Size {
     single: 20,
@@ -109,6 +115,7 @@ const QUICK: Size = Size {
     starts: 2,
     slice_devices: 200,
     slice_changes: 2,
+    spans: false,
 };
 
 /// Measures the rows of a section.
@@ -118,7 +125,7 @@ type Section = fn(Size, &mut Table) -> LocalBoxFuture<'_, ()>;
 async fn main() -> Result<()> {
     let args = Args::parse();
     let before = args.compare.as_deref().map_or(Ok(Vec::new()), table::read)?;
-    let size = if args.quick { QUICK } else { FULL };
+    let size = Size { spans: args.spans, ..if args.quick { QUICK } else { FULL } };
     let mut table = Table::default();
     let sections: [(&str, Section); 10] = [
         ("store", |size, table| store::run(size, table).boxed_local()),
