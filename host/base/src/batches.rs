@@ -225,9 +225,15 @@ fn in_place<T>(step: impl FnOnce() -> T) -> T {
         return tokio::task::block_in_place(step);
     }
     let _taken = Taken;
-    // The task that a thread has woken last is not taken by other threads. An empty one makes it one that is.
-    drop(runtime.spawn(async {}));
+    release_woken();
     step()
+}
+
+/// Lets other threads take the task that this one has woken last, which tokio keeps for it: an empty one takes its place.
+pub fn release_woken() {
+    if let Ok(runtime) = Handle::try_current() {
+        drop(runtime.spawn(async {}));
+    }
 }
 
 #[cfg(test)]

@@ -28,8 +28,8 @@ pub(crate) const POINTS: [Point; 5] = [
 
 /// Points that a pool's devices pass as a claim.
 const OF_CLAIMS: [Point; 4] =
-    [Point::PrepareAnswered, Point::PrepareCommitted, Point::UnprepareIntended, Point::UnprepareForgotten];
-const LEAVING: [Point; 3] = [Point::AllocateFreed, Point::UnprepareIntended, Point::UnprepareForgotten];
+    [Point::PrepareAnswered, Point::PrepareCommitted, Point::UnprepareAnswered, Point::UnprepareForgotten];
+const LEAVING: [Point; 3] = [Point::AllocateFreed, Point::UnprepareAnswered, Point::UnprepareForgotten];
 
 const NIC: &str = "example.com/nic";
 const GPU: &str = "example.com/gpu";

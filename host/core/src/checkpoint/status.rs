@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use super::CommitError;
 use crate::checkpoint::CHECKPOINT_SLOW;
+use nodedock_base::batches::release_woken;
 use nodedock_base::{clock, error};
 
 /// Whether the checkpoint accepts writes.
@@ -104,6 +105,8 @@ impl Status {
         now.under_way = Some(Instant::now());
         if std::mem::take(&mut now.wants_beginning) {
             self.news.notify_one();
+            // The thread may be blocked now for as long as the disk.
+            release_woken();
         }
     }
 
