@@ -5,9 +5,10 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, params};
@@ -22,7 +23,12 @@ use nodedock_model::Uid;
 pub(super) const APPLICATION_ID: u32 = u32::from_be_bytes(*b"ndck");
 
 /// Pages that the log may have before it is copied into the file: few enough that a start reads them in milliseconds.
-const LOG_PAGES_MAX: usize = 2000;
+const LOG_PAGES_MAX: usize = 1000;
+/// Bytes of that many pages in the log, each with its header (sqlite.org/fileformat2.html, 4.1). A log of this size is written without
+/// another change of the file system than its bytes, which takes half the time.
+pub(super) const LOG_BYTES: u64 = 32 + LOG_PAGES_MAX as u64 * (24 + 4096);
+/// Bytes of the header of a log. A log whose header is zero is empty.
+pub(super) const LOG_HEADER: usize = 32;
 
 /// Pages that a commit appends to the log for each change, at most, in the usual case: it decides only when the log is copied.
 const PAGES_PER_CHANGE: usize = 2;
@@ -134,17 +140,26 @@ pub(super) struct Database {
     pub(super) rows: Rows,
     /// Estimate of the pages in the log.
     log_pages: usize,
+    /// The log, if it is a file of the system that stays allocated.
+    log: Option<PathBuf>,
     /// Whether the last commit failed: it may be in the log all the same, until another one is written over it.
     is_doubtful: bool,
     _lock: Option<File>,
 }
 
 impl Database {
-    /// Opens an existing file. `vfs`: SQLite's name of another file system than the real one. `lock`: is kept as long as the database.
-    pub(super) fn open(path: &Path, vfs: Option<&str>, lock: Option<File>) -> Result<Self, StoreError> {
+    /// Opens an existing file. `vfs`: SQLite's name of another file system than the real one. `kept`: the lock and the path of the log,
+    /// which stay as long as the database and longer.
+    pub(super) fn open(
+        path: &Path,
+        vfs: Option<&str>,
+        kept: Option<(File, PathBuf)>,
+    ) -> Result<Self, StoreError> {
+        let (lock, log) = kept.unzip();
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = connect(path, flags, vfs)?;
-        let database = Self { connection, rows: Rows::new(), log_pages: 0, is_doubtful: false, _lock: lock };
+        let database =
+            Self { connection, rows: Rows::new(), log_pages: 0, log, is_doubtful: false, _lock: lock };
         database.sqlite(|connection| {
             use rusqlite::config::DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
             // A file that is refused stays as it is, with its log.
@@ -177,7 +192,8 @@ impl Database {
             | OpenFlags::SQLITE_OPEN_CREATE
             | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let connection = connect(path, flags, vfs)?;
-        let database = Self { connection, rows: Rows::new(), log_pages: 0, is_doubtful: false, _lock: None };
+        let database =
+            Self { connection, rows: Rows::new(), log_pages: 0, log: None, is_doubtful: false, _lock: None };
         database.sqlite(|connection| {
             // A crash leaves a file that is made again.
             connection.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
@@ -424,11 +440,16 @@ impl Database {
         self.sqlite(|connection| connection.query_row(&statement, [], |_| Ok(())))
     }
 
-    /// Copies the log into the file, removes it, and closes the file. After an error the next open does the same.
+    /// Copies the log into the file, empties it, and closes both. After an error the next open does the same.
     pub(super) fn close(self) -> Result<(), StoreError> {
-        use rusqlite::config::DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
-        self.wal_checkpoint("TRUNCATE")?;
-        self.sqlite(|connection| connection.set_db_config(SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)).map(drop)
+        let Some(log) = &self.log else { return self.wal_checkpoint("TRUNCATE") };
+        self.wal_checkpoint("PASSIVE")?;
+        // The copy is synced. With its header the log would be copied once more.
+        let empty = || OpenOptions::new().write(true).open(log)?.write_all_at(&[0; LOG_HEADER], 0);
+        if let Err(error) = empty() {
+            tracing::warn!(%error, "the checkpoint is closed with a log, which the next start reads");
+        }
+        Ok(())
     }
 }
 

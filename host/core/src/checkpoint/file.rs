@@ -2,13 +2,13 @@
 //! exclude each other by a lock on the directory, so that neither sets aside a file that the other has just created.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, RenameFlags};
 
-use super::database::{APPLICATION_ID, Database, StoreError};
+use super::database::{APPLICATION_ID, Database, LOG_BYTES, LOG_HEADER, StoreError};
 use super::format::{self, Dump, FORMAT_VERSION, LoadError, META_TAKEN_OVER};
 use super::format_1;
 use super::upgrade::Upgrades;
@@ -113,9 +113,13 @@ fn open_existing(path: &Path, upgrades: &Upgrades) -> Result<Result<(Database, D
         return Ok(Err(LoadError::Foreign(reason)));
     }
     let log = log_of(path);
-    let has_log = is_log_filled(&log);
+    let (has_log, had_file) = (is_log_filled(&log), log.exists());
+    if let Err(error) = allocate(&log) {
+        // Commits need less, and report it.
+        tracing::debug!(%error, "the log of the checkpoint is not allocated");
+    }
     let load = || {
-        let mut database = Database::open(path, None, Some(lock))?;
+        let mut database = Database::open(path, None, Some((lock, log.clone())))?;
         if has_log {
             database.check()?.map_err(LoadError::Foreign)?;
             database.has_log();
@@ -124,11 +128,21 @@ fn open_existing(path: &Path, upgrades: &Upgrades) -> Result<Result<(Database, D
         Ok((database, dump))
     };
     let opened = load();
-    if opened.is_err() && !has_log {
-        // SQLite has made an empty one.
+    if opened.is_err() && !had_file {
         std::fs::remove_file(&log).ok();
     }
     Ok(opened)
+}
+
+/// Gives the log of a checkpoint its usual size, with zeros after what it has.
+fn allocate(log: &Path) -> io::Result<()> {
+    let file = OpenOptions::new().create(true).append(true).mode(0o600).open(log)?;
+    let missing = LOG_BYTES.saturating_sub(file.metadata()?.len());
+    if missing > 0 {
+        io::copy(&mut io::repeat(0).take(missing), &mut &file)?;
+        file.sync_all()?;
+    }
+    Ok(())
 }
 
 /// Reads a database, and upgrades it in the same transaction if it is older.
@@ -164,8 +178,13 @@ pub(super) fn check_header(file: &File) -> io::Result<Result<(), String>> {
     })
 }
 
+/// Returns whether a log may have commits: its header is not zero, or cannot be read.
 pub(super) fn is_log_filled(log: &Path) -> bool {
-    std::fs::metadata(log).is_ok_and(|metadata| metadata.len() > 0)
+    let mut header = [0; LOG_HEADER];
+    match File::open(log).and_then(|log| log.read_exact_at(&mut header, 0)) {
+        Ok(()) => header != [0; LOG_HEADER],
+        Err(error) => !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof),
+    }
 }
 
 /// Returns the path of SQLite's write-ahead log of a file.

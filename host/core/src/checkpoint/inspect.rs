@@ -9,7 +9,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::database::Database;
+use super::database::{Database, LOG_HEADER};
 use super::format::{self, Dump, FORMAT_VERSION, LoadError, Meta, Skipped};
 use super::upgrade::UPGRADES;
 use super::{ReadError, file, format_1};
@@ -20,9 +20,6 @@ use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord};
 const ATTEMPTS: u32 = 8;
 /// Bytes of a file that is copied: room for more than 100,000 claims.
 const FILE_BYTES_MAX: u64 = 1 << 30;
-/// Bytes of the header of a log, which change when it is begun again (sqlite.org/fileformat2.html, 4.1).
-const LOG_HEADER: u64 = 32;
-
 /// Integrity of a file's pages.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -147,10 +144,11 @@ fn copy_with_log(path: &Path, to: &Path) -> Result<u64, ReadError> {
     Err(ReadError::Busy { path: path.to_owned(), attempts: ATTEMPTS })
 }
 
+/// The header of a log, which changes when the log is begun again.
 fn log_header(log: &Path) -> io::Result<Vec<u8>> {
     let mut header = Vec::new();
     match File::open(log) {
-        Ok(log) => log.take(LOG_HEADER).read_to_end(&mut header).map(|_| header),
+        Ok(log) => log.take(LOG_HEADER as u64).read_to_end(&mut header).map(|_| header),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(header),
         Err(error) => Err(error),
     }

@@ -297,11 +297,11 @@ async fn the_log_is_copied_into_the_file_before_it_grows_long() {
         assert!(checkpoint.answers().await);
         longest = longest.max(std::fs::metadata(&log).unwrap().len());
     }
-    assert!(longest < 16 << 20, "{longest} bytes");
+    assert!((4_000_000..8_000_000).contains(&longest), "{longest} bytes");
     let copied = std::fs::metadata(home.path()).unwrap().len();
     assert!(copied > 40 << 10, "{copied} bytes are in the file");
     checkpoint.close().await;
-    assert_eq!(home.names(), ["checkpoint.db"]);
+    assert!(!file::is_log_filled(&log));
     assert_eq!(home.open().dump.claims.len(), 200);
 }
 

@@ -43,7 +43,8 @@ async fn garbage_and_a_truncated_file_are_set_aside_under_names_of_their_own() {
         assert!(is_set_aside(&home).await.contains(reason));
         assert_eq!(read(&home.path()).unwrap().claims.len(), 1);
     }
-    assert_eq!(home.names().len(), 1 + damaged.len(), "{:?}", home.names());
+    let aside = home.names().into_iter().filter(|name| name.contains("damaged")).count();
+    assert_eq!(aside, damaged.len(), "{:?}", home.names());
 }
 
 #[tokio::test]
