@@ -429,21 +429,28 @@ impl Database {
 
     /// Copies the log into the file; the next commit writes the log from its beginning. After an error the log has everything still.
     pub(super) fn copy_log(&mut self) -> Result<(), StoreError> {
-        let copied = self.wal_checkpoint("PASSIVE");
+        let copied = self.wal_checkpoint("PASSIVE").map(drop);
         // Not at once again: a disk that takes no writes is probed by commits.
         self.log_pages = 0;
         copied
     }
 
-    fn wal_checkpoint(&self, mode: &str) -> Result<(), StoreError> {
+    /// Returns whether the file has everything now.
+    fn wal_checkpoint(&self, mode: &str) -> Result<bool, StoreError> {
         let statement = format!("PRAGMA wal_checkpoint({mode})");
-        self.sqlite(|connection| connection.query_row(&statement, [], |_| Ok(())))
+        // Whether another connection was in the way, the pages in the log, and those that are copied.
+        let is_whole = |row: &rusqlite::Row<'_>| {
+            Ok(row.get::<_, i64>(0)? == 0 && row.get::<_, i64>(1)? == row.get::<_, i64>(2)?)
+        };
+        self.sqlite(|connection| connection.query_row(&statement, [], is_whole))
     }
 
     /// Copies the log into the file, empties it, and closes both. After an error the next open does the same.
     pub(super) fn close(self) -> Result<(), StoreError> {
-        let Some(log) = &self.log else { return self.wal_checkpoint("TRUNCATE") };
-        self.wal_checkpoint("PASSIVE")?;
+        let Some(log) = &self.log else { return self.wal_checkpoint("TRUNCATE").map(drop) };
+        if !self.wal_checkpoint("PASSIVE")? {
+            return Ok(());
+        }
         // The copy is synced. With its header the log would be copied once more.
         let empty = || OpenOptions::new().write(true).open(log)?.write_all_at(&[0; LOG_HEADER], 0);
         if let Err(error) = empty() {
