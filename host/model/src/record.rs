@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
@@ -41,8 +42,9 @@ pub struct ClaimRecord {
     pub allocation: Allocation,
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// Parts of the requested drivers: all drivers of the allocation for a pod, one by one for a kubelet.
-    pub drivers: BTreeMap<DriverName, DriverPart>,
+    /// Parts of the requested drivers: all drivers of the allocation for a pod, one by one for a kubelet. Boxed, because a map takes memory
+    /// for eleven values at once.
+    pub drivers: BTreeMap<DriverName, Box<DriverPart>>,
     /// State of a kubelet that uses parts of it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubelet: Option<KubeletHold>,
@@ -91,7 +93,8 @@ impl ClaimRecord {
     /// Returns the parts without users that their drivers have not unprepared.
     pub fn leaving(&self) -> impl Iterator<Item = (&DriverName, &DriverPart)> {
         let all = self.state == ClaimState::Unpreparing;
-        self.drivers.iter().filter(move |(_, part)| all || part.leaving)
+        let leaving = self.drivers.iter().filter(move |(_, part)| all || part.leaving);
+        leaving.map(|(driver, part)| (driver, &**part))
     }
 
     /// Returns whether any part is being unprepared.
@@ -174,7 +177,7 @@ impl Hold {
 pub struct DriverPart {
     /// `None`: called, without a result yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prepared: Option<PreparedClaim>,
+    pub prepared: Option<Arc<PreparedClaim>>,
     /// Prepared, or failed, in an earlier boot: the driver must be called again, and the memo is valid for an unprepare only.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stale: bool,
@@ -199,7 +202,7 @@ pub struct DriverPart {
 impl DriverPart {
     /// Returns the driver's result of this boot, unless an unprepare was requested.
     pub fn current(&self) -> Option<&PreparedClaim> {
-        self.prepared.as_ref().filter(|_| !self.stale && !self.leaving)
+        self.prepared.as_deref().filter(|_| !self.stale && !self.leaving)
     }
 }
 

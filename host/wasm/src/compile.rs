@@ -92,7 +92,7 @@ mod tests {
     /// Compiles in this process.
     pub(super) async fn compile(source: Bytes) -> Result<File, LoadError> {
         blocking(move || {
-            let engine = crate::engine::for_compiling().unwrap();
+            let engine = crate::engine::for_compiling(true).unwrap();
             let file = super::super::artifact::memory_file().unwrap();
             worker::produce(&engine, &source, &file).unwrap();
             Ok(file)

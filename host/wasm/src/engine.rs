@@ -66,9 +66,9 @@ fn engine() -> wasmtime::Result<Engine> {
     })
 }
 
-/// An engine that only compiles, for the engine above.
-pub(super) fn for_compiling() -> wasmtime::Result<Engine> {
-    Engine::new(&config())
+/// An engine that only compiles, for the engine above: on the threads of rayon's global pool, or on the caller's alone.
+pub(super) fn for_compiling(parallel: bool) -> wasmtime::Result<Engine> {
+    Engine::new(config().parallel_compilation(parallel))
 }
 
 fn pool() -> PoolingAllocationConfig {
@@ -102,6 +102,7 @@ fn pool() -> PoolingAllocationConfig {
 fn config() -> Config {
     let mut config = Config::new();
     config.concurrency_support(false);
+    config.parallel_compilation(false);
     config.epoch_interruption(true);
     config.max_wasm_stack(GUEST_STACK);
     config.async_stack_size(FIBER_STACK);

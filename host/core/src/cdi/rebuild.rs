@@ -2,6 +2,7 @@
 //! the driver's digest, the claim's configs and annotations and the timeline are missing.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::directory::OurFile;
 use super::identity::{Identity, IdentityDevice};
@@ -52,7 +53,7 @@ fn add(claims: &mut BTreeMap<Uid, ClaimRecord>, identity: Identity, part: Driver
     record.allocation.devices.extend(identity.allocated);
     let part = DriverPart { kubelet: identity.kubelet.is_some(), ..part };
     record.kubelet = record.kubelet.take().or(identity.kubelet);
-    record.drivers.insert(identity.driver, part);
+    record.drivers.insert(identity.driver, Box::new(part));
 }
 
 fn part_of(file: &OurFile) -> Result<(Identity, DriverPart), RebuildError> {
@@ -74,7 +75,7 @@ fn part_of(file: &OurFile) -> Result<(Identity, DriverPart), RebuildError> {
         version: identity.driver_version.clone(),
         digest: String::new(),
     };
-    Ok((identity, DriverPart { prepared: Some(prepared), by: Some(by), ..DriverPart::default() }))
+    Ok((identity, DriverPart { prepared: Some(Arc::new(prepared)), by: Some(by), ..DriverPart::default() }))
 }
 
 fn prepared_device(device: &IdentityDevice, edits: &ContainerEdits) -> Result<PreparedDevice, RebuildError> {

@@ -1,4 +1,5 @@
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::*;
 use nodedock_model::{
@@ -58,8 +59,8 @@ fn claim_with_uid(uid: &str, prepared: PreparedClaim) -> ClaimRecord {
     let mut record = ClaimRecord::new(id, ClaimState::Prepared, "5a8d");
     record.pods.insert(pod.uid.clone(), pod);
     record.allocation.devices = prepared.devices.iter().map(allocated).collect();
-    let part = DriverPart { prepared: Some(prepared), by: Some(by), ..DriverPart::default() };
-    record.drivers.insert(driver(), part);
+    let part = DriverPart { prepared: Some(Arc::new(prepared)), by: Some(by), ..DriverPart::default() };
+    record.drivers.insert(driver(), Box::new(part));
     record
 }
 
@@ -196,7 +197,7 @@ fn edits_for_all_containers_need_a_device_and_parts_without_a_result_have_no_fil
     assert!(matches!(error, RenderError::EditsWithoutDevice { .. }), "{error}");
     let mut record = claim(PreparedClaim::default());
     assert_eq!(render(&record), Ok(Vec::new()));
-    record.drivers.insert(driver(), DriverPart::default());
+    record.drivers.insert(driver(), Box::default());
     assert_eq!(render(&record), Ok(Vec::new()));
     assert!(cdi_devices(&record, &driver()).is_empty());
     assert!(matches!(render_driver(&record, &driver()), Err(RenderError::NotPrepared { .. })));

@@ -1,8 +1,11 @@
 //! Tables, keys and values, as in `docs/checkpoint-format.md`.
 
-use std::collections::BTreeSet;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::thread::ScopedJoinHandle;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -249,10 +252,29 @@ fn as_known<R: DeserializeOwned + Serialize>(stored: &Value) -> serde_json::Resu
 /// Reads everything, and notes where each record is and what a write of it must preserve.
 pub(super) fn load(database: &mut Database, steps: &[(u8, RecordStep)]) -> Result<Dump, LoadError> {
     let meta = load_meta(database)?;
-    let mut loading = Loading { rows: Rows::new(), dump: Dump { meta, ..Dump::default() }, steps };
-    database
-        .each_record(|id, kind, key, stored, checksum| loading.record(id, kind, key, stored, checksum))?;
-    let Loading { rows, mut dump, .. } = loading;
+    let mut loading = Loading { rows: Rows::new(), dump: Dump { meta, ..Dump::default() } };
+    let parallel = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(PARSERS_MAX);
+    std::thread::scope(|scope| {
+        let mut parsing = VecDeque::with_capacity(parallel);
+        let mut batch = Vec::new();
+        database.each_record(|id, kind, key, stored, checksum| {
+            // A kind that a newer release has added is left alone.
+            let Some(table) = Table::ALL.iter().copied().find(|table| table.as_str() == kind) else { return };
+            let (version, record) = (stored.version, stored.record.to_vec());
+            batch.push(Unparsed { id, table, key: key.to_owned(), version, record, checksum });
+            if batch.len() == BATCH {
+                if parsing.len() == parallel {
+                    parsing.pop_front().into_iter().for_each(|batch| loading.take(joined(batch)));
+                }
+                let batch = std::mem::take(&mut batch);
+                parsing.push_back(scope.spawn(move || parse(batch, steps)));
+            }
+        })?;
+        parsing.into_iter().for_each(|batch| loading.take(joined(batch)));
+        loading.take(parse(batch, steps));
+        Ok::<_, StoreError>(())
+    })?;
+    let Loading { rows, mut dump } = loading;
     database.rows = rows;
     dump.unreadable = database.unreadable()?;
     dump.sort();
@@ -284,67 +306,113 @@ pub(super) fn meta_of(
     Ok(Meta { format, written_by, created, is_recovered: text(META_RECOVERED)?.is_some() })
 }
 
-/// What a load has read so far.
-struct Loading<'a> {
-    rows: Rows,
-    dump: Dump,
-    steps: &'a [(u8, RecordStep)],
+/// Records that one thread parses at a time, and the threads that parse at once: with thousands of claims, a start waits for that.
+const BATCH: usize = 1024;
+const PARSERS_MAX: usize = 4;
+
+/// A record as it is in the file.
+struct Unparsed {
+    id: i64,
+    table: Table,
+    key: String,
+    version: i64,
+    record: Vec<u8>,
+    checksum: i64,
 }
 
-impl Loading<'_> {
-    fn record(&mut self, id: i64, kind: &str, key: &str, stored: Stored<'_>, checksum: i64) {
-        // A kind that a newer release has added is left alone.
-        let Some(table) = Table::ALL.iter().copied().find(|table| table.as_str() == kind) else { return };
-        let read = if checksum == stored.checksum(kind, key) {
-            self.read(table, key, stored)
-        } else {
-            Err("its checksum does not match: it is damaged".to_owned())
-        };
-        let keep = match &read {
-            Ok(keep) => *keep,
-            Err(_) => Keep::Value,
-        };
-        if let Err(reason) = read {
-            let bytes = stored.record.len();
-            self.dump.skipped.push(Skipped { table, key: key.to_owned(), reason, bytes });
-        }
-        // A key that no record of ours can have is never written.
-        if let Ok(key) = Uid::new(key) {
-            self.rows.entry((table, key)).or_insert(Row { id, keep });
-        }
-    }
+/// A record, and what a write of it must preserve, or why it is unreadable.
+struct Parsed {
+    id: i64,
+    table: Table,
+    key: String,
+    bytes: usize,
+    read: Result<(Record, Keep), String>,
+}
 
-    /// Reads one record into the dump. Returns what a write must preserve of it, or why it is unreadable.
-    fn read(&mut self, table: Table, key: &str, stored: Stored<'_>) -> Result<Keep, String> {
-        if self.rows.contains_key(&(table, Uid::new(key).map_err(|error| error.to_string())?)) {
-            return Err("another record has the same key".to_owned());
+enum Record {
+    Claim(ClaimRecord),
+    Pod(PodRecord),
+    Released(ReleaseRecord),
+    Allocation(PodAllocation),
+    Values(ClaimValues),
+}
+
+fn joined(batch: ScopedJoinHandle<'_, Vec<Parsed>>) -> Vec<Parsed> {
+    batch.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+fn parse(batch: Vec<Unparsed>, steps: &[(u8, RecordStep)]) -> Vec<Parsed> {
+    let parsed = batch.into_iter().map(|unparsed| {
+        let read = unparsed.parse(steps);
+        let Unparsed { id, table, key, record, .. } = unparsed;
+        Parsed { id, table, key, bytes: record.len(), read }
+    });
+    parsed.collect()
+}
+
+impl Unparsed {
+    fn parse(&self, steps: &[(u8, RecordStep)]) -> Result<(Record, Keep), String> {
+        let stored = Stored { version: self.version, record: &self.record };
+        let key = self.key.as_str();
+        if self.checksum != stored.checksum(self.table.as_str(), key) {
+            return Err("its checksum does not match: it is damaged".to_owned());
         }
-        let (dump, steps) = (&mut self.dump, self.steps);
-        match table {
-            Table::Claims => read_into(&mut dump.claims, |claim| &claim.id.uid, key, stored, steps),
-            Table::Pods => read_into(&mut dump.pods, |pod| &pod.pod.uid, key, stored, steps),
-            Table::Released => read_into(&mut dump.released, |claim| &claim.id.uid, key, stored, steps),
-            Table::Allocations => read_into(&mut dump.allocations, PodAllocation::uid, key, stored, steps),
-            Table::Values => read_into(&mut dump.values, |values| &values.id.uid, key, stored, steps),
+        Uid::new(key).map_err(|error| error.to_string())?;
+        match self.table {
+            Table::Claims => parse_as(Record::Claim, |claim| &claim.id.uid, key, stored, steps),
+            Table::Pods => parse_as(Record::Pod, |pod| &pod.pod.uid, key, stored, steps),
+            Table::Released => parse_as(Record::Released, |claim| &claim.id.uid, key, stored, steps),
+            Table::Allocations => parse_as(Record::Allocation, PodAllocation::uid, key, stored, steps),
+            Table::Values => parse_as(Record::Values, |values| &values.id.uid, key, stored, steps),
         }
     }
 }
 
-/// Reads a record into a list. `key_of` returns the key that it must have.
-fn read_into<R: DeserializeOwned + Serialize>(
-    records: &mut Vec<R>,
+/// Parses a record. `key_of` returns the key that it must have.
+fn parse_as<R: DeserializeOwned + Serialize>(
+    of_table: impl Fn(R) -> Record,
     key_of: impl Fn(&R) -> &Uid,
     key: &str,
     stored: Stored<'_>,
     steps: &[(u8, RecordStep)],
-) -> Result<Keep, String> {
+) -> Result<(Record, Keep), String> {
     let record: R = decode(stored, steps)?;
     if key_of(&record).as_str() != key {
         return Err(format!("the record has the key {}", key_of(&record)));
     }
     let keep = if says_more(stored, &record, steps) { Keep::Fields } else { Keep::Nothing };
-    records.push(record);
-    Ok(keep)
+    Ok((of_table(record), keep))
+}
+
+/// What a load has read so far.
+struct Loading {
+    rows: Rows,
+    dump: Dump,
+}
+
+impl Loading {
+    /// Takes records in the order of the file.
+    fn take(&mut self, parsed: Vec<Parsed>) {
+        for Parsed { id, table, key, bytes, read } in parsed {
+            // A key that no record of ours can have is never written.
+            let row = Uid::new(&key).ok().map(|key| self.rows.entry((table, key)));
+            let read = match &row {
+                Some(Entry::Occupied(_)) => Err("another record has the same key".to_owned()),
+                _ => read,
+            };
+            let keep = read.as_ref().map_or(Keep::Value, |(_, keep)| *keep);
+            row.map(|row| row.or_insert(Row { id, keep }));
+            let dump = &mut self.dump;
+            match read.map(|(record, _)| record) {
+                Ok(Record::Claim(claim)) => dump.claims.push(claim),
+                Ok(Record::Pod(pod)) => dump.pods.push(pod),
+                Ok(Record::Released(claim)) => dump.released.push(claim),
+                Ok(Record::Allocation(pod)) => dump.allocations.push(pod),
+                Ok(Record::Values(values)) => dump.values.push(values),
+                Err(reason) => dump.skipped.push(Skipped { table, key, reason, bytes }),
+            }
+        }
+    }
 }
 
 /// Returns whether this release has signed the file.

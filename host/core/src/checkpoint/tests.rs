@@ -33,7 +33,7 @@ fn claim(n: usize, cause: &str) -> ClaimRecord {
     let id = ObjectRef::new("default", &format!("claim-{n}"), uid(n).as_str()).unwrap();
     let mut record = ClaimRecord::new(id, ClaimState::Prepared, "5a8d");
     record.pods.insert(uid(n), pod_ref(n));
-    record.drivers.insert(DriverName::new("gpu.example.com").unwrap(), DriverPart::default());
+    record.drivers.insert(DriverName::new("gpu.example.com").unwrap(), Box::default());
     let (what, cause) = ("prepared".to_owned(), cause.to_owned());
     record.note(Transition { at_ms: 1, what, cause, duration_us: 2, ..Transition::default() });
     record
@@ -146,8 +146,8 @@ fn prepared_claim(n: usize) -> ClaimRecord {
     let prepared = PreparedClaim { devices, memo: b"memo".to_vec(), ..PreparedClaim::default() };
     let mut record = claim(n, "test");
     for (name, prepared) in [("gpu.example.com", Some(prepared)), ("nic.example.com", None)] {
-        let part = DriverPart { prepared, ..DriverPart::default() };
-        record.drivers.insert(DriverName::new(name).unwrap(), part);
+        let part = DriverPart { prepared: prepared.map(Arc::new), ..DriverPart::default() };
+        record.drivers.insert(DriverName::new(name).unwrap(), Box::new(part));
     }
     record
 }

@@ -94,6 +94,8 @@ fn unreadable(skipped: &[Skipped]) -> Problem {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use nodedock_core::checkpoint::{Change, Table};
     use nodedock_model::{
@@ -188,8 +190,8 @@ mod tests {
         };
         let result = PreparedClaim { devices: vec![device], ..PreparedClaim::default() };
         let mut record = ClaimRecord::new(id, ClaimState::Prepared, "boot");
-        let part = DriverPart { prepared: Some(result), ..DriverPart::default() };
-        record.drivers.insert(driver, part);
+        let part = DriverPart { prepared: Some(Arc::new(result)), ..DriverPart::default() };
+        record.drivers.insert(driver, Box::new(part));
         record
     }
 

@@ -34,7 +34,7 @@ fn claim_record(name: &str, state: &str) -> Arc<ClaimRecord> {
         ],
         ..nodedock_model::PreparedClaim::default()
     };
-    let part = nodedock_model::DriverPart { prepared: Some(prepared), ..Default::default() };
+    let part = nodedock_model::DriverPart { prepared: Some(Arc::new(prepared)), ..Default::default() };
     let id = object(name);
     let record = serde_json::json!({
         "id": id, "state": state, "allocation": {"devices": []}, "drivers": {DRIVER: part},

@@ -20,7 +20,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
-        let engine = engine::for_compiling().unwrap();
+        let engine = engine::for_compiling(true).unwrap();
         let source = Bytes::from(Guest::default().component());
         let key = Key::new(&engine, &source);
         Self { directory: tempfile::tempdir().unwrap(), engine, key, source }
@@ -270,5 +270,7 @@ fn the_least_recently_used_are_removed_first() {
 #[test]
 fn the_engine_that_compiles_and_the_one_that_runs_have_the_same_settings() {
     let running = engine::Runtime::new().unwrap();
-    assert_eq!(settings(&running.engine), settings(&engine::for_compiling().unwrap()));
+    for parallel in [false, true] {
+        assert_eq!(settings(&running.engine), settings(&engine::for_compiling(parallel).unwrap()));
+    }
 }

@@ -2,6 +2,7 @@
 //! memory.
 
 use std::io;
+use std::num::NonZeroUsize;
 
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 use rustix::thread::{CapabilitySet, CapabilitySets};
@@ -12,15 +13,18 @@ use super::CompileBounds;
 const NOBODY: u32 = 65534;
 /// Standard input, output and error.
 const PIPES: u64 = 3;
-/// Of the main thread: parsers and the compiler recurse into nested items.
+/// Of each thread: parsers and the compiler recurse into nested items.
 const STACK_BYTES: u64 = 16 << 20;
+/// Threads that compile, if there are as many processors: each has its share of the memory.
+const THREADS_MAX: usize = 4;
 /// From SIGXCPU, which ends a process that has used its CPU time, to SIGKILL.
 const CPU_GRACE_SECONDS: u64 = 5;
 /// Lower priority than anything else on the node.
 const NICENESS: i32 = 10;
 
-/// Confines this process, which is expected to be a child of `parent` and to have one thread.
-pub(super) fn confine(parent: u32, bounds: &CompileBounds) -> io::Result<()> {
+/// Confines this process, which is expected to be a child of `parent` and to have one thread. Returns whether rayon's global pool has
+/// threads to compile on, which are confined as well.
+pub(super) fn confine(parent: u32, bounds: &CompileBounds) -> io::Result<bool> {
     close_inherited()?;
     rustix::process::chdir("/")?;
     rustix::process::nice(NICENESS)?;
@@ -32,11 +36,19 @@ pub(super) fn confine(parent: u32, bounds: &CompileBounds) -> io::Result<()> {
     limit(Resource::As, bounds.memory, bounds.memory)?;
     let seconds = bounds.cpu.as_secs().max(1);
     limit(Resource::Cpu, seconds, seconds + CPU_GRACE_SECONDS)?;
+    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(THREADS_MAX);
     drop_privileges()?;
+    let parallel = threads > 1 && start(threads).is_ok();
     // No more processes, threads, files or sockets.
     limit(Resource::Nproc, 0, 0)?;
     limit(Resource::Nofile, PIPES, PIPES)?;
-    die_with(parent)
+    die_with(parent)?;
+    Ok(parallel)
+}
+
+/// Starts the threads, which inherit what this one has left. Fails if the user has too many processes.
+fn start(threads: usize) -> Result<(), rayon::ThreadPoolBuildError> {
+    rayon::ThreadPoolBuilder::new().num_threads(threads).stack_size(STACK_BYTES as usize).build_global()
 }
 
 fn limit(resource: Resource, soft: u64, hard: u64) -> io::Result<()> {

@@ -14,11 +14,11 @@ use nodedock_model::limit::DRIVER_FILE_BYTES_MAX;
 /// Runs the compiler's process: drops its privileges, reads a driver from standard input, and writes the artifact to standard output. A
 /// refused driver makes an artifact as well; an error says that there is none.
 pub fn serve(parent: u32, bounds: &CompileBounds) -> io::Result<()> {
-    confine::confine(parent, bounds)?;
+    let parallel = confine::confine(parent, bounds)?;
     let mut source = Vec::new();
     // One byte more, so that a file that is too large is refused for that.
     io::stdin().lock().take(DRIVER_FILE_BYTES_MAX + 1).read_to_end(&mut source)?;
-    let engine = engine::for_compiling().map_err(|error| io::Error::other(format!("{error:#}")))?;
+    let engine = engine::for_compiling(parallel).map_err(|error| io::Error::other(format!("{error:#}")))?;
     produce(&engine, &source, io::stdout().lock())
 }
 

@@ -1,4 +1,4 @@
-//! Start with many claims, a file dropped in, and memory at rest with many drivers.
+//! Start with many claims, a reboot, a file dropped in, and memory at rest with many claims and drivers.
 
 use std::time::Instant;
 
@@ -11,6 +11,7 @@ use crate::{CdiOnTmpfs, Size, claims};
 
 pub(crate) async fn run(size: Size, table: &mut Table) {
     starts(size, table).await;
+    reboots(size, table).await;
     drops(size, table).await;
     memory(size, table).await;
 }
@@ -36,7 +37,28 @@ async fn starts(size: Size, table: &mut Table) {
             table.figures(&row(live, "ready"), ready, "ms", &row(first, "ready"), "");
             table.figures(&row(live, "serving"), serving, "ms", &row(first, "serving"), "");
         }
+        let row = |live: usize| format!("memory of its own, {live} claims, after a restart");
+        table.figures(&row(live), vec![daemon.memory_mib(OWN_MEMORY)], "MiB", &row(size.live[0]), "");
     }
+}
+
+/// Every pod's claim is prepared again after a reboot, 64 at once: the time of all of them, by a daemon that is ready.
+async fn reboots(size: Size, table: &mut Table) {
+    let live = size.live[1];
+    let cdi = CdiOnTmpfs::new();
+    let mut daemon = claims::daemon(&cdi).await;
+    claims::fill(&daemon, live).await;
+    let mut took = Vec::new();
+    for boot in 0..size.starts {
+        let root = daemon.into_root().await;
+        let cdi = CdiOnTmpfs::new();
+        daemon = Daemon::start_on(root, cdi.options().arg("--boot-id", format!("boot-{boot}"))).await;
+        daemon.until_serving(MOCK_GPU_FILE).await;
+        let started = Instant::now();
+        claims::fill(&daemon, live).await;
+        took.push(millis(started.elapsed()));
+    }
+    table.figures(&format!("reboot, {live} pods prepared again"), took, "ms", "", "");
 }
 
 /// From the rename into the directory to the state `serving`, as a watcher of the node API sees it.
@@ -60,21 +82,26 @@ async fn drops(size: Size, table: &mut Table) {
     table.figures("dropped in to serving, from the cache", cached, "ms", "dropped in to serving, cold", "");
 }
 
-/// Resident memory of a daemon that has loaded its drivers and rests: just compiled, and after a restart.
+/// Memory that the kernel cannot take back, unlike pages of the program's and of compiled drivers' files.
+const OWN_MEMORY: &str = "RssAnon";
+
+/// Resident memory, and the part of its own, of a daemon that has loaded its drivers and rests: just compiled, and after a restart.
 async fn memory(size: Size, table: &mut Table) {
     for count in size.drivers {
         let root = Root::new();
         (0..count).for_each(|n| install_numbered(&root, n));
         let mut daemon = Daemon::start_on(root, Options::default()).await;
         all_serving(&daemon, count).await;
-        let row = |count: usize, what: &str| format!("resident memory, {count} drivers, {what}");
-        let first = size.drivers[0];
-        let what = "just compiled";
-        table.figures(&row(count, what), vec![daemon.memory_mib("VmRSS")], "MiB", &row(first, what), "");
-        daemon.restart().await;
-        all_serving(&daemon, count).await;
-        let what = "after a restart";
-        table.figures(&row(count, what), vec![daemon.memory_mib("VmRSS")], "MiB", &row(first, what), "");
+        for what in ["just compiled", "after a restart"] {
+            if what == "after a restart" {
+                daemon.restart().await;
+                all_serving(&daemon, count).await;
+            }
+            for (memory, field) in [("resident memory", "VmRSS"), ("memory of its own", OWN_MEMORY)] {
+                let row = |count: usize| format!("{memory}, {count} drivers, {what}");
+                table.figures(&row(count), vec![daemon.memory_mib(field)], "MiB", &row(size.drivers[0]), "");
+            }
+        }
     }
 }
 

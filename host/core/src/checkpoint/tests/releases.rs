@@ -22,7 +22,7 @@ fn full_claim() -> ClaimRecord {
         status: None,
     };
     let part = record.drivers.values_mut().next().unwrap();
-    part.prepared = Some(PreparedClaim { devices: vec![prepared], ..PreparedClaim::default() });
+    part.prepared = Some(Arc::new(PreparedClaim { devices: vec![prepared], ..PreparedClaim::default() }));
     record.allocation.devices.push(device);
     record.holds.push(Hold { key: "gpu.example.com/gpus/gpu-0".to_owned(), shared: false, driver: None });
     record
@@ -106,7 +106,7 @@ async fn what_is_changed_keeps_unknown_fields_where_the_object_still_stands() {
     record.holds[0].shared = true;
     let part = record.drivers.values_mut().next().unwrap();
     part.stale = true;
-    part.prepared.as_mut().unwrap().memo = vec![1];
+    Arc::make_mut(part.prepared.as_mut().unwrap()).memo = vec![1];
     commit(&home, vec![Change::PutClaim(Arc::new(record.clone()))]).await;
 
     let found = read_raw(&home, Table::Claims, &uid(1));

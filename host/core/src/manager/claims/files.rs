@@ -19,7 +19,7 @@ use nodedock_base::backoff::Backoff;
 use nodedock_base::clock::now_ms;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
-use nodedock_model::{ClaimRecord, ClaimState, DriverName, DriverPart, Problem, ProblemCode, Uid};
+use nodedock_model::{ClaimRecord, ClaimState, DriverName, Problem, ProblemCode, Uid};
 
 /// Claims whose files are repaired together: bounds the time for which each is locked.
 const CDI_CLAIMS_AT_ONCE: usize = 64;
@@ -428,8 +428,9 @@ fn missing(cdi: &CdiDir, record: &ClaimRecord) -> Option<Problem> {
 /// A device node that differs from the claim's file. The file stays: runtimes that start a container again may need it, and the next prepare
 /// calls the driver.
 fn moved(record: &ClaimRecord) -> Option<Problem> {
-    let current = |(driver, part): (_, &DriverPart)| Some((driver, first_moved(part.current()?)?));
-    let (driver, Moved { path, then, now }) = record.drivers.iter().find_map(current)?;
+    let mut parts = record.drivers.iter();
+    let (driver, Moved { path, then, now }) =
+        parts.find_map(|(driver, part)| Some((driver, first_moved(part.current()?)?)))?;
     let message = format!(
         "the device node {path} of claim {} was {then} when driver {driver} prepared it, and is {now}: a container that is started again may get a wrong device; the claim is prepared again when a pod requests it",
         record.id

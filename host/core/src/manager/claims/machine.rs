@@ -309,7 +309,7 @@ fn holds_for(known: Option<&Arc<ClaimRecord>>, request: &PrepareRequest<'_>) -> 
         standing.boot_id == request.boot_id && !(part.stale && part.prepared_in != request.boot_id)
     };
     let is_new = |driver: &DriverName| {
-        wanted.contains(driver) && !standing.drivers.get(driver).is_some_and(is_of_this_boot)
+        wanted.contains(driver) && !standing.drivers.get(driver).is_some_and(|part| is_of_this_boot(part))
     };
     // Holds of no driver were written by an older release, for all drivers at once.
     let all_new = standing.drivers.keys().all(is_new);
@@ -398,7 +398,7 @@ pub fn finish_prepare(
     let mut record = record.clone();
     take_results(&mut record, results, now_ms);
     let drivers = record.drivers.iter().filter(|(driver, _)| part.is_none_or(|part| part == *driver));
-    let requested: Vec<_> = drivers.map(|(_, part)| part).collect();
+    let requested: Vec<_> = drivers.map(|(_, part)| &**part).collect();
     let Some(problem) = worst(requested.iter().copied().filter(|part| is_open(part))) else {
         return PrepareEnd::Prepared(Arc::new(record));
     };
@@ -430,7 +430,7 @@ fn take_results(record: &mut ClaimRecord, results: Vec<DriverResult>, now_ms: u6
         entry.duration_us = result.duration_us;
         match result.outcome {
             Ok(prepared) => {
-                part.prepared = Some(prepared);
+                part.prepared = Some(Arc::new(prepared));
                 part.stale = false;
                 part.prepared_in = String::new();
                 part.by = result.by;
@@ -451,7 +451,7 @@ fn take_results(record: &mut ClaimRecord, results: Vec<DriverResult>, now_ms: u6
 
 /// Sets the state of a claim that is in use, by its parts that are not being unprepared.
 fn settle(record: &mut ClaimRecord) {
-    let is_open = record.drivers.values().any(is_open);
+    let is_open = record.drivers.values().any(|part| is_open(part));
     record.state = if is_open { ClaimState::Preparing } else { ClaimState::Prepared };
 }
 

@@ -2,6 +2,7 @@
 //! checkpoint.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::bounds;
 use nodedock_core::cdi;
@@ -46,7 +47,7 @@ fn prepared(prepared: Prepared) {
     bounds::prepared(&prepared.claim);
     let record = |claim| {
         let by = PreparedBy { kind: DriverKind::Wasm, version: "1.2.3".to_owned(), digest: String::new() };
-        let part = DriverPart { prepared: Some(claim), by: Some(by), ..DriverPart::default() };
+        let part = DriverPart { prepared: Some(Arc::new(claim)), by: Some(by), ..DriverPart::default() };
         self::record(prepared.asked.devices.clone(), part)
     };
     check_durable(&record(prepared.claim));
@@ -66,7 +67,7 @@ fn record(devices: Vec<AllocatedDevice>, part: DriverPart) -> ClaimRecord {
         pods: BTreeMap::from([(pod.uid.clone(), pod)]),
         allocation: Allocation { devices, ..Allocation::default() },
         annotations: BTreeMap::new(),
-        drivers: BTreeMap::from([(driver(), part)]),
+        drivers: BTreeMap::from([(driver(), Box::new(part))]),
         kubelet: None,
         holds: Vec::new(),
         releasing: None,

@@ -181,7 +181,7 @@ fn the_drivers_of_a_claim_decide_together() {
 /// A claim that is being unprepared, with these drivers left.
 fn leaving(drivers: &[&str]) -> ClaimRecord {
     let part = DriverPart { problem: Some(transient()), ..DriverPart::default() };
-    let drivers = drivers.iter().map(|name| (driver(name), part.clone())).collect();
+    let drivers = drivers.iter().map(|name| (driver(name), Box::new(part.clone()))).collect();
     ClaimRecord { drivers, ..ClaimRecord::new(claim("one", &[], &[]).id, ClaimState::Unpreparing, "boot") }
 }
 
