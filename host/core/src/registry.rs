@@ -11,9 +11,12 @@ mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 
 use instances::Instances;
 pub use instances::{Native, Taken};
@@ -170,6 +173,9 @@ fn too_many_reloads() -> Problem {
 /// Queue of reloads; further ones get an error to retry.
 const RELOADS_WAITING_MAX: usize = 64;
 
+/// Between two checks whether a driver that is waited for may still come.
+pub(crate) const DRIVER_POLL_PERIOD: Duration = Duration::from_millis(500);
+
 /// Handle to the registry.
 #[derive(Clone)]
 pub struct Registry(Arc<Drivers>);
@@ -182,6 +188,8 @@ struct Drivers {
     serving: watch::Sender<u64>,
     /// Incremented when a name or an endpoint becomes free.
     freed: watch::Sender<u64>,
+    /// Whether every file that is there has a source.
+    listed: AtomicBool,
     wasm_reloads: Reloads,
     grpc_reloads: Reloads,
     stored: Option<Arc<dyn StoredDrivers>>,
@@ -208,6 +216,13 @@ struct State {
     conducts: BTreeMap<String, Conduct>,
 }
 
+impl State {
+    /// A source that is being loaded, and may be of any name.
+    fn nameless(&self) -> Option<&DriverView> {
+        self.sources.values().find(|view| view.name.is_none() && view.state.is_under_way())
+    }
+}
+
 impl Registry {
     /// Creates a registry that sets conditions of the node, and finds previous versions of drivers in `stored`.
     pub fn new(changes: Changes, conditions: Conditions, stored: Option<Arc<dyn StoredDrivers>>) -> Self {
@@ -217,6 +232,7 @@ impl Registry {
             conditions,
             serving: watch::Sender::new(0),
             freed: watch::Sender::new(0),
+            listed: AtomicBool::new(true),
             wasm_reloads: Reloads::new(),
             grpc_reloads: Reloads::new(),
             stored,
@@ -234,14 +250,31 @@ impl Registry {
             return Ok(instances.picked().driver.clone());
         }
         let known = state.sources.values().find(|view| view.name.as_ref() == Some(name));
-        Err(match known {
-            None => Problem::unavailable(ProblemCode::DriverUnknown, format!("driver {name} is not here")),
-            Some(view) => {
-                let why = if view.reason.is_empty() { String::new() } else { format!(": {}", view.reason) };
-                let message = format!("driver {name} ({}) is {}{why}", view.source, view.state.as_str());
-                Problem::unavailable(ProblemCode::DriverNotServing, message)
-            }
-        })
+        let Some(view) = known else {
+            let why = match state.nameless() {
+                Some(view) => format!(" yet: {} is being loaded", view.source),
+                None if !self.is_listed() => " yet: the drivers directory is being read".to_owned(),
+                None => String::new(),
+            };
+            let message = format!("driver {name} is not here{why}");
+            return Err(Problem::unavailable(ProblemCode::DriverUnknown, message));
+        };
+        let why = match view.reason.as_str() {
+            "" if view.state.is_under_way() => ": it is being loaded".to_owned(),
+            "" => String::new(),
+            reason => format!(": {reason}"),
+        };
+        let message = format!("driver {name} ({}) is {}{why}", view.source, view.state.as_str());
+        Err(Problem::unavailable(ProblemCode::DriverNotServing, message))
+    }
+
+    /// Says whether every file that is there has a source: not yet after a start.
+    pub fn set_listed(&self, listed: bool) {
+        self.0.listed.store(listed, Relaxed);
+    }
+
+    fn is_listed(&self) -> bool {
+        self.0.listed.load(Relaxed)
     }
 
     /// Returns the previous versions of drivers, if they are stored.
@@ -286,8 +319,26 @@ impl Registry {
         let mut known = state.sources.values().filter(of_name).peekable();
         match known.peek() {
             Some(_) => known.any(|view| view.state.is_under_way()),
-            None => state.sources.values().any(|view| view.name.is_none() && view.state.is_under_way()),
+            None => !self.is_listed() || state.nameless().is_some(),
         }
+    }
+
+    /// Waits until a driver serves. False: `may_come` says that it will not, or it is `until`.
+    pub async fn serves_by(&self, driver: &DriverName, until: Instant, may_come: impl Fn() -> bool) -> bool {
+        let mut changes = self.serving_changes();
+        while self.serving(driver).is_err() {
+            if !may_come() || Instant::now() >= until {
+                return false;
+            }
+            // A driver that fails instead of serving is seen by polling alone.
+            let next = (Instant::now() + DRIVER_POLL_PERIOD).min(until);
+            tokio::select! {
+                // A change that is missed here is seen in the next round.
+                changed = changes.changed() => if changed.is_err() { return false },
+                () = tokio::time::sleep_until(next) => {}
+            }
+        }
+        true
     }
 
     /// Returns metrics of the calls of the serving drivers.

@@ -382,6 +382,8 @@ fn watch_config(config: &Config, tasks: &Tasks, trust: Trust, conditions: Condit
 
 fn watch_drivers(paths: &Paths, tasks: &Tasks, wasm: WasmFiles) {
     let kernel = wasm.kernel.clone();
+    // Before anything is served: a request that comes first waits for the drivers that are there.
+    wasm.registry.set_listed(false);
     let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
     tasks.spawn("uevents", kernel::read_uevents(tasks.clone(), kernel.clone()));
     tasks.spawn("device-nodes", kernel::watch_nodes("/dev".into(), tasks.clone(), kernel));

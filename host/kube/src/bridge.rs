@@ -50,15 +50,9 @@ use paths::KubeletDirectories;
 const BRIDGE_LOOK_PERIOD: Duration = Duration::from_secs(1);
 const BRIDGE_RETRY_MAX: Duration = Duration::from_secs(30);
 
-/// Time that a kubelet's call waits for a loading driver: less than half of its 45 s.
-const BRIDGE_DRIVER_WAIT: Duration = Duration::from_secs(10);
-
 /// Stored names of drivers that are offered to a kubelet: the maximum of drivers.
 const BRIDGE_DRIVERS_MAX: usize =
     nodedock_model::limit::DRIVER_FILES_MAX + nodedock_model::limit::PLUGIN_SOCKETS_MAX;
-
-/// Between two checks whether a driver that a call waits for may still come.
-const DRIVER_POLL_PERIOD: Duration = Duration::from_millis(500);
 
 /// Called with each claim that is refused to the kubelet, the pods for which it is reserved, and why.
 pub type OnRefused = Arc<dyn Fn(&ObjectRef, &[Consumer], &Problem) + Send + Sync>;
@@ -227,22 +221,11 @@ impl Context {
 
     /// Waits until a driver serves. False: it does not come in time.
     async fn serves_within(&self, driver: &DriverName, patience: Duration) -> bool {
-        let mut changes = self.parts.registry.serving_changes();
-        let until = Instant::now() + patience;
-        while !self.serves(driver) {
-            if !self.may_come(driver) || Instant::now() >= until {
-                return false;
-            }
-            // A driver that fails instead of serving is seen by polling alone.
-            let next = (Instant::now() + DRIVER_POLL_PERIOD).min(until);
-            tokio::select! {
-                () = self.parts.tasks.stopped() => return false,
-                // A change that is missed here is seen in the next round.
-                changed = changes.changed() => if changed.is_err() { return false },
-                () = tokio::time::sleep_until(next) => {}
-            }
+        let registry = &self.parts.registry;
+        tokio::select! {
+            () = self.parts.tasks.stopped() => false,
+            serves = registry.serves_by(driver, Instant::now() + patience, || self.may_come(driver)) => serves,
         }
-        true
     }
 }
 

@@ -138,6 +138,8 @@ pub const LOG_BYTES_PER_SECOND_MAX: u32 = 1 << 20;
 pub const CLAIM_CALL_DEADLINE: Duration = Duration::from_secs(45);
 /// Time that a prepare waits for another claim to release a device.
 pub const EXCLUSIVE_WAIT: Duration = Duration::from_secs(5);
+/// Time that a request waits for a driver that is being loaded: less than half of a kubelet's 45 s.
+pub const DRIVER_WAIT: Duration = Duration::from_secs(10);
 /// Delay from a kernel event to a discovery: events come in bursts.
 pub const EVENT_DEBOUNCE: Duration = Duration::from_millis(100);
 /// Delay from a file's last change to its load, unless the file was closed or renamed into place.

@@ -27,6 +27,8 @@ pub enum FileEvent {
     Changed(DriverFiles),
     /// `NAME.wasm` is gone.
     Gone(String),
+    /// Every file of the first list was reported: a driver that is not among them is not there.
+    Listed,
     /// Users other than root and the daemon's may put files into the directory, or replace it; none: they no longer may.
     Permissions(Vec<Fault>),
 }
@@ -77,6 +79,8 @@ struct DriversDirectory {
     /// As they were reported.
     faults: Vec<Fault>,
     complained: bool,
+    /// Whether the first list was reported.
+    listed: bool,
 }
 
 impl Directory for DriversDirectory {
@@ -146,6 +150,10 @@ impl Directory for DriversDirectory {
         }
         let gone = self.reported.extract_if(.., |stem, _| !listing.contains_key(stem));
         events.extend(gone.map(|(stem, _)| FileEvent::Gone(stem)));
+        if !self.listed && self.reported.len() == listing.len() {
+            self.listed = true;
+            events.push(FileEvent::Listed);
+        }
         self.whole.retain(|name| {
             SUFFIXES.iter().any(|s| name.strip_suffix(s).is_some_and(|n| listing.contains_key(n)))
         });
@@ -247,9 +255,16 @@ mod tests {
         }
 
         async fn changed(&mut self) -> DriverFiles {
-            match self.events.recv().await.unwrap() {
+            match self.next().await {
                 FileEvent::Changed(files) => files,
                 other => panic!("{other:?}"),
+            }
+        }
+
+        async fn next(&mut self) -> FileEvent {
+            match self.events.recv().await.unwrap() {
+                FileEvent::Listed => self.events.recv().await.unwrap(),
+                other => other,
             }
         }
 
@@ -265,8 +280,23 @@ mod tests {
         std::fs::write(watched.path("b.wasm"), "b").unwrap();
         assert_eq!(watched.changed().await.stem, "b");
         std::fs::remove_file(watched.path("a.wasm")).unwrap();
-        assert_eq!(watched.events.recv().await, Some(FileEvent::Gone("a".to_owned())));
+        assert_eq!(watched.next().await, FileEvent::Gone("a".to_owned()));
         assert!(watched.tasks.drain(Duration::from_secs(5)).await);
+    }
+
+    #[tokio::test]
+    async fn the_end_of_the_first_list_is_reported_once_after_its_files() {
+        let mut watched = Watched::new(|dir| {
+            std::fs::write(dir.join("a.wasm"), "a").unwrap();
+            std::fs::write(dir.join("b.wasm"), "b").unwrap();
+        });
+        watched.changed().await;
+        watched.changed().await;
+        assert_eq!(watched.events.recv().await, Some(FileEvent::Listed));
+        std::fs::remove_file(watched.path("a.wasm")).unwrap();
+        assert_eq!(watched.events.recv().await, Some(FileEvent::Gone("a".to_owned())));
+        let mut empty = Watched::new(|_| ());
+        assert_eq!(empty.events.recv().await, Some(FileEvent::Listed));
     }
 
     #[tokio::test]
@@ -319,11 +349,11 @@ mod tests {
             std::fs::write(dir.join("a.wasm"), "a").unwrap();
             mode(dir, 0o777);
         });
-        let reported = watched.events.recv().await.unwrap();
+        let reported = watched.next().await;
         assert!(matches!(&reported, FileEvent::Permissions(faults) if faults.len() == 1), "{reported:?}");
         assert_eq!(watched.changed().await.stem, "a");
         mode(watched.dir.path(), 0o700);
-        assert_eq!(watched.events.recv().await, Some(FileEvent::Permissions(Vec::new())));
+        assert_eq!(watched.next().await, FileEvent::Permissions(Vec::new()));
     }
 
     /// A file that is whole since long.
@@ -349,7 +379,7 @@ mod tests {
         let reported = state.look().into_iter().map(|event| match event {
             FileEvent::Changed(files) => format!("+{}", files.stem),
             FileEvent::Gone(stem) => format!("-{stem}"),
-            FileEvent::Permissions(faults) => format!("{faults:?}"),
+            other => format!("{other:?}"),
         });
         assert_eq!(reported.collect::<Vec<_>>(), ["+a000", "-m100"]);
         assert_eq!(present(dir.path()).unwrap()[0], "a000.wasm", "a new daemon takes them by name");
@@ -361,6 +391,6 @@ mod tests {
         std::fs::rename(watched.path("x.tmp"), watched.path("a.wasm")).unwrap();
         assert_eq!(watched.changed().await.stem, "a");
         std::fs::remove_dir_all(watched.dir.path()).unwrap();
-        assert_eq!(watched.events.recv().await, Some(FileEvent::Gone("a".to_owned())));
+        assert_eq!(watched.next().await, FileEvent::Gone("a".to_owned()));
     }
 }

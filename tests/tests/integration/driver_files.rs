@@ -1,10 +1,18 @@
 //! The life of a driver file: what it needs before it serves, how it is replaced, what stays when it is gone.
 
-use nodedock_tests::Daemon;
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, side_file, wasm};
+use nodedock_tests::{Daemon, Options, Root};
 
 use crate::with_gpus;
+
+#[tokio::test]
+async fn a_request_right_after_the_start_waits_for_a_driver_that_is_there() {
+    let root = Root::new();
+    root.install_gpus("pools:\n- {name: gpus, count: 1}\n");
+    let daemon = Daemon::start_on(root, Options::default()).await;
+    daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+}
 
 #[tokio::test]
 async fn a_driver_without_its_grant_is_blocked_until_the_grant_is_there() {

@@ -124,7 +124,21 @@ fn a_driver_that_does_not_serve_is_said_to_be_where_it_is() {
     assert_eq!(problem.message, "driver gpu.example.com (a.wasm) is blocked: it wants /dev/kvm");
     show(&registry, "a.wasm", "gpu", DriverState::Compiled, "");
     let problem = registry.serving(&name("gpu")).err().unwrap();
-    assert_eq!(problem.message, "driver gpu.example.com (a.wasm) is compiled");
+    assert_eq!(problem.message, "driver gpu.example.com (a.wasm) is compiled: it is being loaded");
+    // One that is not known by name may be any.
+    registry.update(DriverKind::Wasm, "b.wasm", |_| ());
+    let problem = registry.serving(&name("nic")).err().unwrap();
+    assert_eq!(problem.message, "driver nic.example.com is not here yet: b.wasm is being loaded");
+    assert!(registry.is_under_way(&name("nic")));
+    registry.update(DriverKind::Wasm, "b.wasm", |view| view.state = DriverState::Failed);
+    assert!(!registry.is_under_way(&name("nic")));
+    registry.set_listed(false);
+    let problem = registry.serving(&name("nic")).err().unwrap();
+    assert_eq!(
+        problem.message,
+        "driver nic.example.com is not here yet: the drivers directory is being read"
+    );
+    assert!(registry.is_under_way(&name("nic")));
 }
 
 #[test]

@@ -69,10 +69,12 @@ pub(super) fn of_call<T>(
 ) -> Result<T, Problem> {
     match ended {
         Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(status)) if status.code() == Code::DeadlineExceeded => {
-            Err(of_status(&format!("{peer} did not answer in time"), &status))
-        }
-        Ok(Err(status)) if !is_late(&status) => Err(of_status(peer, &status)),
+        Ok(Err(status)) if !is_late(&status) => match meaning(&status) {
+            (_, ProblemCode::DriverDeadline) => {
+                Err(of_status(&format!("{peer} did not answer in time"), &status))
+            }
+            _ => Err(of_status(peer, &status)),
+        },
         Ok(Err(_)) | Err(_) => {
             let message = format!("{peer} did not answer within {} ms", deadline.as_millis());
             Err(Problem::unavailable(ProblemCode::DriverDeadline, message))

@@ -213,6 +213,7 @@ async fn errors_keep_their_kind_and_their_text_is_one_bounded_line() {
     let cases = [
         (Code::Unavailable, ProblemKind::Unavailable, "driver-unavailable"),
         (Code::DeadlineExceeded, ProblemKind::Unavailable, "driver-deadline"),
+        (Code::Cancelled, ProblemKind::Unavailable, "driver-deadline"),
         (Code::Unknown, ProblemKind::Unavailable, "driver-refused"),
         (Code::InvalidArgument, ProblemKind::Invalid, "driver-refused"),
         (Code::NotFound, ProblemKind::NotFound, "driver-refused"),
@@ -225,7 +226,7 @@ async fn errors_keep_their_kind_and_their_text_is_one_bounded_line() {
         assert_eq!((problem.kind, problem.code.as_str()), (kind, name), "{code:?}");
         assert!(problem.message.contains("why"), "{problem}");
         // The plugin may end a call at the deadline before the host does.
-        let is_late = code == Code::DeadlineExceeded;
+        let is_late = matches!(code, Code::DeadlineExceeded | Code::Cancelled);
         assert_eq!(problem.message.contains("did not answer"), is_late, "{problem}");
     }
     let long = format!("line\nline\u{7}{}", "x".repeat(20_000));

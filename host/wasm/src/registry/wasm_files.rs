@@ -74,9 +74,11 @@ impl WasmFiles {
                 event = events.recv() => match event {
                     None => return,
                     Some(FileEvent::Changed(files)) => {
+                        self.registry.update(DriverKind::Wasm, &source_of(&files.stem), |_| ());
                         workers.load(files, |stem, before| self.worker(stem, before));
                     }
                     Some(FileEvent::Gone(stem)) => workers.remove(stem),
+                    Some(FileEvent::Listed) => self.registry.set_listed(true),
                     Some(FileEvent::Permissions(faults)) => {
                         self.report_directory(&faults);
                         self.trust.judge_again();
@@ -94,7 +96,7 @@ impl WasmFiles {
         let (end, ended) = oneshot::channel::<()>();
         let worker = Worker {
             shared: self.clone(),
-            source: format!("{stem}.wasm"),
+            source: source_of(stem),
             files,
             policies: self.trust.changes(),
             names_freed: self.registry.freed_changes(),
@@ -122,6 +124,10 @@ impl WasmFiles {
         });
         Handle { files: sender, reloads: requests, ended }
     }
+}
+
+fn source_of(stem: &str) -> String {
+    format!("{stem}.wasm")
 }
 
 struct Worker {

@@ -20,11 +20,12 @@ use crate::checkpoint::Change;
 use crate::driver::Call;
 use crate::driver::moved::have_moved;
 use crate::manager::{Manager, interrupted};
+use crate::registry::DRIVER_POLL_PERIOD;
 use nodedock_base::clock::now_ms;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::locks::LockGuard;
 use nodedock_model::{
-    Claim, ClaimRecord, ClaimReference, DriverName, ObjectRef, PodRequest, Problem, ProblemCode, Uid,
+    Claim, ClaimRecord, ClaimReference, DriverName, ObjectRef, PodRequest, Problem, ProblemCode, Uid, limit,
 };
 
 /// A claim of a request, as its source has it.
@@ -63,6 +64,8 @@ pub(super) struct Plan {
     waiting: BTreeMap<Uid, Problem>,
     /// The earliest time at which a driver of a waiting claim may be called.
     wake: Option<Instant>,
+    /// Whether one of them waits for a driver that is being loaded.
+    is_loading: bool,
     undo: Undo,
 }
 
@@ -126,12 +129,14 @@ impl Manager {
         holder: Holder<'_>,
         claims: &BTreeMap<Uid, Claim>,
     ) -> (Vec<LockGuard<Uid>>, Plan) {
-        let deadline = Instant::now() + self.settings.exclusive_wait;
+        let started = Instant::now();
         let mut freed = self.claims_freed.subscribe();
+        let mut serving = self.registry.serving_changes();
         let mut may_wait = true;
         loop {
             let locks = self.claim_locks.take(claims.keys().cloned()).await;
             freed.mark_unchanged();
+            serving.mark_unchanged();
             let mut plan = self.decide(holder, claims, may_wait);
             if !may_wait {
                 plan.refused.append(&mut plan.waiting);
@@ -140,6 +145,8 @@ impl Manager {
                 return (locks, plan);
             }
             drop(locks);
+            let wait = if plan.is_loading { limit::DRIVER_WAIT } else { self.settings.exclusive_wait };
+            let deadline = started + wait;
             let wake = plan.wake.filter(|wake| *wake < deadline);
             tokio::select! {
                 // The intents are not in the table meanwhile: there is nothing to undo.
@@ -147,6 +154,7 @@ impl Manager {
                 // A claim that is unprepared meanwhile is seen by the next decision.
                 () = tokio::time::sleep_until(wake.unwrap_or(deadline)) => may_wait = wake.is_some(),
                 woken = freed.changed() => may_wait = woken.is_ok(),
+                woken = serving.changed() => may_wait = woken.is_ok(),
             }
         }
     }
@@ -169,7 +177,15 @@ impl Manager {
                 now_ms: now_ms(),
             };
             let step = match machine::prepare(&table, &request) {
-                PrepareStep::Call { record, drivers } => self.admit_calls(record, drivers),
+                PrepareStep::Call { record, drivers } => match self.check_drivers(&record, &drivers) {
+                    Ok(()) => self.admit_calls(record, drivers),
+                    // A kubelet's calls wait in the bridge, which knows the kubelet's deadline.
+                    Err(problem) if holder.pod().is_some() && self.is_loading(&drivers) => {
+                        plan.is_loading = true;
+                        PrepareStep::Wait { at: Some(Instant::now() + DRIVER_POLL_PERIOD), problem }
+                    }
+                    Err(problem) => PrepareStep::Refuse(problem),
+                },
                 step => step,
             };
             match step {
@@ -219,11 +235,14 @@ impl Manager {
         facts.unwrap_or_default()
     }
 
-    /// Whether the drivers serve, have the devices, and need not back off.
+    /// Whether a driver that does not serve may do so soon.
+    fn is_loading(&self, drivers: &[DriverName]) -> bool {
+        let registry = &self.registry;
+        drivers.iter().any(|driver| registry.serving(driver).is_err() && registry.is_under_way(driver))
+    }
+
+    /// Whether the drivers need not back off.
     fn admit_calls(&self, record: Arc<ClaimRecord>, drivers: Vec<DriverName>) -> PrepareStep {
-        if let Err(problem) = self.check_drivers(&record, &drivers) {
-            return PrepareStep::Refuse(problem);
-        }
         let retries = self.prepare_retries.lock();
         let now = Instant::now();
         let verdict = |name: DriverName| {
@@ -237,6 +256,7 @@ impl Manager {
         prepare_retry::admission(record, verdicts, now)
     }
 
+    /// Whether the drivers serve, and have the devices.
     fn check_drivers(&self, record: &ClaimRecord, drivers: &[DriverName]) -> Result<(), Problem> {
         for name in drivers {
             let driver = self.registry.serving(name)?;

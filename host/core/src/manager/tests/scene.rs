@@ -18,7 +18,7 @@ use crate::manager::claims::{ClaimEnd, PodSelector, RecordedValues, ReleaseReque
 use crate::manager::devices::fixtures::resource;
 use crate::manager::devices::{PluginId, ResourceOutcome, ResourceView};
 use crate::manager::{Manager, ManagerParts, ManagerSettings, PodOutcome, pool_claims};
-use crate::registry::Registry;
+use crate::registry::{DriverState, Registry};
 use crate::sysfs::SysfsTree;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
@@ -260,6 +260,11 @@ impl Daemon {
         };
         let driver = Driver { identity: Arc::new(identity), claims, inventory };
         self.manager.registry.serve(name.as_str(), driver).unwrap();
+    }
+
+    /// A driver's file whose name is not known is in this state.
+    pub(crate) fn loads(&self, source: &str, state: DriverState) {
+        self.manager.registry.update(DriverKind::Wasm, source, |view| view.state = state);
     }
 
     pub(crate) fn retire(&self, driver: &FakeDriver) {

@@ -15,12 +15,12 @@ use super::offers::PoolOffer;
 use super::plan::{self, Existing};
 use super::{IN_USE_DEADLINE_SHORT, OfferedResource, in_use};
 use crate::bridge::claims::DeviceClaim;
-use crate::bridge::{BRIDGE_DRIVER_WAIT, Context, convert};
+use crate::bridge::{Context, convert};
 use nodedock_base::locks::Locks;
 use nodedock_base::request::new_id;
 use nodedock_model::{
     ContainerAllocation, DriverName, KubeletDevice, ObjectRef, PreparedForKubelet, Problem, ProblemCode,
-    ProblemKind, Uid,
+    ProblemKind, Uid, limit,
 };
 
 /// Time that an Allocate waits for the release of devices of an earlier one.
@@ -72,7 +72,7 @@ impl Allocate {
         let did_serve = context.serves(driver);
         let first = self.attempt().await;
         let is_unavailable = first.as_ref().is_err_and(|problem| problem.kind == ProblemKind::Unavailable);
-        if is_unavailable && !did_serve && context.serves_within(driver, BRIDGE_DRIVER_WAIT).await {
+        if is_unavailable && !did_serve && context.serves_within(driver, limit::DRIVER_WAIT).await {
             return self.attempt().await;
         }
         first

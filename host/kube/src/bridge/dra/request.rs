@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use nodedock_proto::kubelet::dra::v1::Claim;
 
-use crate::bridge::BRIDGE_DRIVER_WAIT;
+use nodedock_model::limit::DRIVER_WAIT;
 use nodedock_model::{ObjectRef, Problem, ProblemCode};
 
 /// The claims of a call by UID exactly as it was sent, for that is how the answer is read. A claim that is named twice is one claim, and
@@ -28,7 +28,7 @@ pub(super) fn by_uid(claims: Vec<Claim>) -> BTreeMap<String, Result<ObjectRef, P
 /// longer than the limit.
 pub(super) fn patience(timeout: Option<&str>) -> Duration {
     let given = timeout.and_then(grpc_timeout).unwrap_or(Duration::MAX);
-    (given / 2).min(BRIDGE_DRIVER_WAIT)
+    (given / 2).min(DRIVER_WAIT)
 }
 
 /// At most eight digits and a unit (gRPC over HTTP/2). None: it is not that.
@@ -98,19 +98,19 @@ mod tests {
     #[test]
     fn the_callers_time_bounds_how_long_a_driver_is_waited_for() {
         for (header, expected) in [
-            (None, BRIDGE_DRIVER_WAIT),
-            (Some("45S"), BRIDGE_DRIVER_WAIT),
-            (Some("44999999u"), BRIDGE_DRIVER_WAIT),
+            (None, DRIVER_WAIT),
+            (Some("45S"), DRIVER_WAIT),
+            (Some("44999999u"), DRIVER_WAIT),
             (Some("5S"), Duration::from_millis(2500)),
             (Some("800m"), Duration::from_millis(400)),
             (Some("1000n"), Duration::from_nanos(500)),
-            (Some("99999999H"), BRIDGE_DRIVER_WAIT),
-            (Some("1M"), BRIDGE_DRIVER_WAIT),
-            (Some("999999999S"), BRIDGE_DRIVER_WAIT),
-            (Some("-1S"), BRIDGE_DRIVER_WAIT),
-            (Some("S"), BRIDGE_DRIVER_WAIT),
-            (Some("5é"), BRIDGE_DRIVER_WAIT),
-            (Some(""), BRIDGE_DRIVER_WAIT),
+            (Some("99999999H"), DRIVER_WAIT),
+            (Some("1M"), DRIVER_WAIT),
+            (Some("999999999S"), DRIVER_WAIT),
+            (Some("-1S"), DRIVER_WAIT),
+            (Some("S"), DRIVER_WAIT),
+            (Some("5é"), DRIVER_WAIT),
+            (Some(""), DRIVER_WAIT),
         ] {
             assert_eq!(patience(header), expected, "{header:?}");
         }

@@ -1,8 +1,14 @@
 //! Pods that want the same claim, the same device or the same name at once.
 
+use std::time::Duration;
+
+use tokio::time::Instant;
+
 use crate::manager::claims::ClaimEnd;
 use crate::manager::claims::fixtures::{claim, pod};
 use crate::manager::tests::scene::{ends, settle, with_claim, with_prepared, with_two_drivers};
+use crate::registry::DriverState;
+use nodedock_model::limit;
 
 #[tokio::test]
 async fn claims_that_have_nothing_in_common_do_not_wait_for_each_other() {
@@ -99,4 +105,44 @@ async fn two_claims_of_one_pod_that_want_one_device_do_not_both_get_it() {
     let (_home, daemon, a, _gpu) = with_claim();
     daemon.source.put(claim("two", &["gpu/0"], &[&a]));
     assert_eq!(ends(&daemon.prepare(&a, &["one", "two"]).await), ["prepared", "device-held"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prepare_waits_for_a_driver_that_is_being_loaded() {
+    let (_home, daemon, a, gpu) = with_claim();
+    daemon.retire(&gpu);
+    daemon.loads("gpu.wasm", DriverState::Seen);
+    let load = async {
+        settle().await;
+        assert_eq!(daemon.state("uid-one"), None, "nothing is taken meanwhile");
+        daemon.serve(&gpu);
+    };
+    let (outcome, ()) = tokio::join!(daemon.prepare(&a, &["one"]), load);
+    assert_eq!((ends(&outcome), gpu.counts()), (vec!["prepared"], (1, 0)));
+    // What is prepared needs no driver.
+    daemon.retire(&gpu);
+    let asked = Instant::now();
+    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
+    assert_eq!(asked.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prepare_is_refused_when_the_file_is_no_such_driver_or_is_not_loaded_in_time() {
+    let (_home, daemon, a, gpu) = with_claim();
+    daemon.retire(&gpu);
+    for (becomes, words) in
+        [(DriverState::Failed, "is not here"), (DriverState::Seen, "gpu.wasm is being loaded")]
+    {
+        daemon.loads("gpu.wasm", DriverState::Seen);
+        let asked = Instant::now();
+        let change = async {
+            settle().await;
+            daemon.loads("gpu.wasm", becomes);
+        };
+        let (outcome, ()) = tokio::join!(daemon.prepare(&a, &["one"]), change);
+        let problem = outcome.claims[0].end.as_ref().unwrap_err();
+        assert!(problem.code == "driver-unknown" && problem.message.ends_with(words), "{problem}");
+        let in_time = asked.elapsed() < limit::DRIVER_WAIT;
+        assert_eq!(in_time, becomes == DriverState::Failed, "{:?}", asked.elapsed());
+    }
 }
