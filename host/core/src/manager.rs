@@ -293,11 +293,14 @@ impl Manager {
         uids.iter().filter_map(|uid| self.pod(uid.as_str())).collect()
     }
 
+    /// Pods that hold something, those of a kubelet among them: a claim names the pods for which it is reserved.
     pub fn pods_count(&self) -> usize {
         let allocations = self.allocations();
         let table = self.table();
-        let without_record = allocations.keys().filter(|uid| table.pod(uid.as_str()).is_none()).count();
-        table.pods().count() + without_record
+        let holds = table.claims().filter_map(|claim| claim.kubelet.as_ref());
+        let of_kubelet = holds.flat_map(|hold| &hold.consumers).filter(|consumer| consumer.is_pod());
+        let uids = table.pods().map(|pod| &pod.pod.uid).chain(allocations.keys());
+        uids.chain(of_kubelet.map(|pod| &pod.uid)).collect::<BTreeSet<_>>().len()
     }
 
     /// Whether an unprepare of a pod may have something to do.

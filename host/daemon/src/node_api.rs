@@ -24,7 +24,7 @@ use nodedock_core::driver::{Driver, NodeFacts};
 use nodedock_core::manager::devices::{Capacity, ResourceSource, ResourceView};
 use nodedock_core::manager::{Manager, PodView};
 use nodedock_core::registry::Registry;
-use nodedock_model::{Caller, DriverName, ExtendedResource, ObjectRef, Problem, ProblemCode};
+use nodedock_model::{Caller, DriverName, ExtendedResource, HealthState, ObjectRef, Problem, ProblemCode};
 
 /// Bytes of a message on the node API.
 pub(crate) const NODE_API_MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -134,7 +134,9 @@ impl Node for NodeApi {
 
     async fn get_capacity(&self, request: Request<GetCapacityRequest>) -> Answer<GetCapacityResponse> {
         begin("GetCapacity", &request);
-        Ok(Response::new(convert::capacity(&self.manager.capacity(), &self.manager.pods())))
+        let manager = &self.manager;
+        let is_claimed = |driver: &DriverName, id: &str| manager.is_claimed(driver, id);
+        Ok(Response::new(convert::capacity(&manager.capacity(), &manager.pods(), is_claimed)))
     }
 
     async fn get_topology_hints(
@@ -172,13 +174,7 @@ impl Node for NodeApi {
     async fn list_devices(&self, request: Request<ListDevicesRequest>) -> Answer<ListDevicesResponse> {
         begin("ListDevices", &request);
         let wanted = &request.get_ref().driver;
-        let drivers = self.registry.all_serving().into_iter();
-        let drivers = drivers.filter(|driver| wanted.is_empty() || driver.identity.name.as_str() == wanted);
-        let (capacity, pods) = (self.manager.capacity(), self.manager.pods());
-        let mut devices: Vec<_> = drivers.flat_map(|driver| self.devices(&driver, &pods)).collect();
-        let of_plugins = plugin_devices(&capacity);
-        devices.extend(of_plugins.filter(|device| wanted.is_empty() || device.driver == *wanted));
-        Ok(Response::new(ListDevicesResponse { devices }))
+        Ok(Response::new(ListDevicesResponse { devices: self.devices_of(wanted) }))
     }
 
     async fn list_claims(&self, request: Request<ListClaimsRequest>) -> Answer<ListClaimsResponse> {
@@ -223,6 +219,12 @@ impl Node for NodeApi {
             drivers_serving: convert::count(self.registry.all_serving().len()),
             claims,
             pods: convert::count(self.manager.pods_count()),
+            devices_unhealthy: convert::count(
+                self.devices_of("")
+                    .iter()
+                    .filter(|device| device.health == HealthState::Unhealthy.as_str())
+                    .count(),
+            ),
             conditions: self.conditions.list().iter().map(convert::condition).collect(),
         }))
     }
@@ -259,6 +261,17 @@ impl Node for NodeApi {
 }
 
 impl NodeApi {
+    /// Devices of a driver, or of a device plugin by its socket; of all, if the name is empty.
+    fn devices_of(&self, wanted: &str) -> Vec<v1::Device> {
+        let drivers = self.registry.all_serving().into_iter();
+        let drivers = drivers.filter(|driver| wanted.is_empty() || driver.identity.name.as_str() == wanted);
+        let (capacity, pods) = (self.manager.capacity(), self.manager.pods());
+        let mut devices: Vec<_> = drivers.flat_map(|driver| self.devices(&driver, &pods)).collect();
+        let of_plugins = plugin_devices(&capacity);
+        devices.extend(of_plugins.filter(|device| wanted.is_empty() || device.driver == wanted));
+        devices
+    }
+
     fn devices(&self, driver: &Driver, pods: &[PodView]) -> Vec<v1::Device> {
         let Some(inventory) = &driver.inventory else { return Vec::new() };
         let published = inventory.borrow().clone();

@@ -74,6 +74,7 @@ pub enum ProblemCode {
     ClaimAmbiguous,
     ClaimAnsweredTwice,
     ClaimDevicesGone,
+    ClaimDriverGone,
     ClaimInUse,
     ClaimMalformed,
     ClaimName,

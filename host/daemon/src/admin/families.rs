@@ -42,7 +42,7 @@ families! {
     HOST_BYTES = Counter "nodedock_driver_host_bytes" ["driver"] "Bytes that the host gave the driver";
     HOST_OPERATIONS = Counter "nodedock_driver_host_operations" ["driver"] "Questions of the driver to the host";
     CLAIMS = Gauge "nodedock_claims" ["state"] "Claims that the node knows";
-    PODS = Gauge "nodedock_pods" [] "Pods that hold something";
+    PODS = Gauge "nodedock_pods" [] "Pods that hold something, those of a kubelet among them";
     CONDITIONS = Gauge "nodedock_conditions" ["code"] "What is wrong with the node now";
     CDI_AGAIN = Counter "nodedock_cdi_files_rendered_again" [] "CDI files of prepared claims that were missing or altered";
     COMMITS = Counter "nodedock_checkpoint_commits" ["outcome"] "Commits of the checkpoint, durable and failed";

@@ -43,10 +43,30 @@ async fn claim(mut client: Client, name: &str, format: Format) -> Result<()> {
 async fn driver(mut client: Client, name: &str) -> Result<()> {
     let request = v1::ListDriversRequest { name: name.to_owned() };
     let drivers = client.list_drivers(request).await?.into_inner().drivers;
-    if drivers.is_empty() {
-        return Err(names::unknown("driver", name));
+    if !drivers.is_empty() {
+        return print_text(&join(drivers.iter().flat_map(driver_lines)));
     }
-    print_text(&join(drivers.iter().flat_map(driver_lines)))
+    let claims = client.list_claims(v1::ListClaimsRequest::default()).await?.into_inner().claims;
+    let lines = absent_driver_lines(name, &claims);
+    if lines.is_empty() { Err(names::unknown("driver", name)) } else { print_text(&join(lines)) }
+}
+
+/// A driver that is not here, with the claims that it prepared; nothing if it prepared none.
+fn absent_driver_lines(name: &str, claims: &[v1::ClaimStatus]) -> Vec<String> {
+    let parts = claims.iter().flat_map(|claim| {
+        let of_driver = claim.drivers.iter().filter(|part| part.driver == name);
+        of_driver.map(|part| {
+            let id = claim.id.as_ref().map(describe::name).unwrap_or_default();
+            format!("  claim {id} is {}: {}", part.state, part.devices.join(", "))
+        })
+    });
+    let parts: Vec<_> = parts.collect();
+    if parts.is_empty() {
+        return parts;
+    }
+    let first = format!("{name} is not here, and has claims");
+    let next = "  next: the claims are unprepared by the driver when it is back, or released by `nodedock release claim`";
+    [first].into_iter().chain(parts).chain([next.to_owned()]).collect()
 }
 
 fn driver_lines(driver: &v1::Driver) -> Vec<String> {
@@ -276,6 +296,27 @@ mod tests {
 
     fn entry(at_ms: u64, what: &str) -> v1::Transition {
         v1::Transition { at_ms, what: what.to_owned(), ..Default::default() }
+    }
+
+    #[test]
+    fn a_driver_that_is_gone_is_explained_by_its_claims() {
+        let part = |driver: &str| v1::ClaimDriver {
+            driver: driver.to_owned(),
+            state: "prepared".to_owned(),
+            devices: vec!["gpus/gpu-0".to_owned()],
+            ..Default::default()
+        };
+        let id = v1::ObjectRef { namespace: "ml".into(), name: "train".into(), ..Default::default() };
+        let claim = v1::ClaimStatus {
+            id: Some(id),
+            drivers: vec![part("gpu.example.com"), part("nic.example.com")],
+            ..Default::default()
+        };
+        let lines = absent_driver_lines("gpu.example.com", std::slice::from_ref(&claim));
+        assert_eq!(lines[0], "gpu.example.com is not here, and has claims");
+        assert_eq!(lines[1], "  claim ml/train is prepared: gpus/gpu-0");
+        assert!(lines.len() == 3 && lines[2].contains("nodedock release claim"), "{lines:?}");
+        assert!(absent_driver_lines("fan.example.com", &[claim]).is_empty());
     }
 
     #[test]

@@ -108,7 +108,7 @@ async fn show(client: &mut Client, args: &GetArgs) -> Result<bool> {
             let request = v1::ListDevicesRequest { driver: String::new() };
             let answer = client.list_devices(request).await?.into_inner();
             let devices = answer.devices.into_iter().filter(|device| is_device(device, &name));
-            list(format, &devices.map(printed_device).collect::<Vec<_>>(), "no devices")
+            list(format, &devices.collect::<Vec<_>>(), "no devices")
         }
         What::Claims => {
             let claims = client.list_claims(names::claims(&name, false)).await?.into_inner().claims;
@@ -167,14 +167,6 @@ fn with_reason(mut driver: v1::Driver) -> v1::Driver {
         driver.reason = problem.or(warned).unwrap_or_default();
     }
     driver
-}
-
-/// Leaves out the NUMA nodes of a device that has them among its attributes.
-fn printed_device(mut device: v1::Device) -> v1::Device {
-    if device.extended_resource.is_empty() {
-        device.numa_nodes.clear();
-    }
-    device
 }
 
 /// Whether a device has this name, alone or behind its pool and driver, or is one of this driver or resource.

@@ -10,7 +10,7 @@ use nodedock_core::manager::devices::{
     TopologyHint,
 };
 use nodedock_core::manager::{PodResource, PodView};
-use nodedock_model::{ExtendedResource, Problem, Uid, limit};
+use nodedock_model::{DriverName, ExtendedResource, Problem, Uid, limit};
 
 /// Checks how many devices of each resource a container is limited to.
 pub(super) fn limits(
@@ -69,12 +69,21 @@ pub(super) fn held(resource: &PodResource) -> v1::ResourceOutcome {
 }
 
 /// Counts every resource. Allocated devices are counted by the pods' records, which hold while a plugin is unreachable and lists no
-/// devices, and until a driver has unprepared the devices of a removed pod.
-pub fn capacity(capacity: &Capacity, pods: &[PodView]) -> v1::GetCapacityResponse {
+/// devices, and until a driver has unprepared the devices of a removed pod; and by the claims for devices of a pool, as those of a kubelet.
+pub fn capacity(
+    capacity: &Capacity,
+    pods: &[PodView],
+    is_claimed: impl Fn(&DriverName, &str) -> bool,
+) -> v1::GetCapacityResponse {
     let mut allocated: BTreeMap<&ExtendedResource, BTreeSet<&str>> = BTreeMap::new();
     for held in pods.iter().flat_map(|pod| &pod.resources) {
         let ids = held.devices.keys().map(String::as_str);
         allocated.entry(&held.resource).or_default().extend(ids);
+    }
+    for view in &capacity.resources {
+        let ResourceSource::Pools(driver) = &view.source else { continue };
+        let ids = view.devices.iter().map(|view| view.device.id.as_str());
+        allocated.entry(&view.name).or_default().extend(ids.filter(|id| is_claimed(driver, id)));
     }
     let resource = |view: &ResourceView| v1::Resource {
         name: view.name.to_string(),

@@ -43,13 +43,13 @@ fn pod(pod: &str, entries: &[(&str, &str, &[&str])]) -> PodView {
 }
 
 #[test]
-fn capacity_counts_every_device_allocatable_the_healthy_and_allocated_those_of_pods() {
+fn capacity_counts_every_device_allocatable_the_healthy_and_allocated_those_of_pods_and_claims() {
     let devices = vec![device("0", true, &[1]), device("1", false, &[0]), device("2", true, &[])];
     let of_driver = ResourceSource::Pools("d.dev".parse().unwrap());
     let known = Capacity {
         resources: vec![
             view("a.dev/a", plugin(), devices),
-            view("b.dev/b", of_driver, vec![]),
+            view("b.dev/b", of_driver, vec![device("p/0", true, &[]), device("p/1", true, &[])]),
             ResourceView { active: false, ..view("c.dev/c", ResourceSource::Remembered, vec![]) },
         ],
         removed: vec![name("z.dev/z")],
@@ -59,9 +59,10 @@ fn capacity_counts_every_device_allocatable_the_healthy_and_allocated_those_of_p
         pod("a", &[("init", "a.dev/a", &["0", "1"]), ("main", "a.dev/a", &["1"])]),
         pod("b", &[("main", "c.dev/c", &["x"])]),
     ];
-    let answer = capacity(&known, &pods);
+    let is_claimed = |driver: &DriverName, id: &str| (driver.as_str(), id) == ("d.dev", "p/1");
+    let answer = capacity(&known, &pods, is_claimed);
     let count = |r: &v1::Resource| (r.name.clone(), r.capacity, r.allocatable, r.allocated, r.active);
-    let expected = [("a.dev/a", 3, 2, 2, true), ("b.dev/b", 0, 0, 0, true), ("c.dev/c", 0, 0, 1, false)];
+    let expected = [("a.dev/a", 3, 2, 2, true), ("b.dev/b", 2, 2, 1, true), ("c.dev/c", 0, 0, 1, false)];
     let expected = expected.map(|(name, c, a, l, active)| (name.to_owned(), c, a, l, active));
     assert_eq!(answer.resources.iter().map(count).collect::<Vec<_>>(), expected);
     let drivers: Vec<_> = answer.resources.iter().map(|resource| resource.driver.as_str()).collect();

@@ -11,6 +11,9 @@ use nodedock_model::{
     AttributeValue, CapacityChoice, CapacityPolicy, CounterSet, Device, DeviceName, Pool, TaintEffect, limit,
 };
 
+/// The standard attribute of a device's NUMA node (KEP-6072).
+const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
+
 /// Returns what the slices of a pool are to contain. `unhealthy` devices get the taint of [`UNHEALTHY`].
 pub(super) fn content(pool: &Pool, unhealthy: &BTreeSet<DeviceName>) -> Content {
     let devices = pool
@@ -27,7 +30,11 @@ pub(super) fn content(pool: &Pool, unhealthy: &BTreeSet<DeviceName>) -> Content 
 }
 
 fn device(name: &DeviceName, device: &Device, is_unhealthy: bool) -> api::Device {
-    let attributes = device.attributes.iter().map(|(name, value)| (name.to_string(), attribute(value)));
+    let own = device.attributes.iter().map(|(name, value)| (name.to_string(), attribute(value)));
+    let mut attributes: BTreeMap<_, _> = own.collect();
+    if let Some(node) = numa_node(device) {
+        attributes.entry(NUMA_NODE.to_owned()).or_insert_with(|| attribute(&AttributeValue::Int(node)));
+    }
     let capacity = device.capacities.iter().map(|(name, capacity)| {
         let request_policy = capacity.policy.as_ref().map(request_policy).filter(is_set);
         (name.to_string(), api::DeviceCapacity { value: quantity(&capacity.value), request_policy })
@@ -38,12 +45,31 @@ fn device(name: &DeviceName, device: &Device, is_unhealthy: bool) -> api::Device
         .map(|set| api::DeviceCounterConsumption { counter_set: set.name.clone(), counters: counters(set) });
     api::Device {
         name: name.to_string(),
-        attributes: Some(attributes.collect()).filter(is_set),
+        attributes: Some(attributes).filter(is_set),
         capacity: Some(capacity.collect()).filter(is_set),
         consumes_counters: Some(consumes.collect()).filter(is_set),
         allow_multiple_allocations: Some(device.allow_multiple_allocations).filter(is_set),
         taints: Some(taints(device, is_unhealthy)).filter(is_set),
         ..api::Device::default()
+    }
+}
+
+/// The one NUMA node of a device that has room for an attribute. Several would be a list, which not every server accepts.
+fn numa_node(device: &Device) -> Option<i64> {
+    let [node] = device.numa_nodes[..] else { return None };
+    let values = device.attributes.values().map(values).sum::<usize>();
+    let has_room = device.attributes.len() + device.capacities.len() < limit::ATTRIBUTES_MAX
+        && values < limit::ATTRIBUTE_VALUES_MAX;
+    has_room.then_some(node.into())
+}
+
+fn values(of: &AttributeValue) -> usize {
+    match of {
+        AttributeValue::Ints(list) => list.len(),
+        AttributeValue::Bools(list) => list.len(),
+        AttributeValue::Texts(list) => list.len(),
+        AttributeValue::Versions(list) => list.len(),
+        _ => 1,
     }
 }
 

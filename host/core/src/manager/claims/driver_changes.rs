@@ -1,5 +1,5 @@
-//! What driver changes leave behind: stored code that no claim needs any more, and claims with devices that their driver does not have
-//! any more.
+//! What driver changes leave behind: stored code that no claim needs any more, claims with devices that their driver does not have any
+//! more, and claims without their driver.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
+use tokio::time::Instant;
 
 use super::name_few;
 use crate::manager::Manager;
@@ -15,8 +16,11 @@ use nodedock_model::{Changed, ChangedKind, ClaimRecord, DriverName, Inventory, P
 /// Interval of the collection of stored files without claims, unless another event triggers it.
 const KEPT_SWEEP: Duration = Duration::from_secs(60);
 
-/// Devices that a condition names; the message is one line.
-const DEVICES_NAMED_MAX: usize = 8;
+/// A driver that is replaced is gone for a moment.
+const ABSENT_GRACE: Duration = Duration::from_secs(10);
+
+/// Devices, or claims, that a condition names; the message is one line.
+const NAMED_MAX: usize = 8;
 
 /// The checks that changes call for.
 #[derive(Debug, Default)]
@@ -46,7 +50,7 @@ impl Manager {
         let mut changes = self.changes.listen();
         let mut sweep = tokio::time::interval(KEPT_SWEEP);
         sweep.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut with_condition = BTreeSet::new();
+        let (mut with_condition, mut absent_since) = (BTreeSet::new(), BTreeMap::new());
         loop {
             let checks = tokio::select! {
                 // What is left behind is found at the next start.
@@ -59,6 +63,9 @@ impl Manager {
                 // The first tick is at once: the start.
                 _ = sweep.tick() => Checks { everything: true, ..Checks::default() },
             };
+            if checks.code || checks.everything {
+                self.report_absent(&mut absent_since);
+            }
             self.check_drivers_changed(checks, &mut with_condition);
         }
     }
@@ -92,6 +99,38 @@ impl Manager {
         }
     }
 
+    /// Reports drivers that are not here although claims were prepared by them: those claims cannot be unprepared.
+    fn report_absent(&self, absent_since: &mut BTreeMap<DriverName, Instant>) {
+        let absent = self.absent_drivers();
+        absent_since.retain(|driver, _| absent.contains_key(driver));
+        for (driver, claims) in &absent {
+            let since = *absent_since.entry(driver.clone()).or_insert_with(Instant::now);
+            if since.elapsed() >= ABSENT_GRACE {
+                let claims = name_few(claims.iter(), NAMED_MAX);
+                let message = format!(
+                    "driver {driver} is not here, and claims wait for it to be unprepared when their pods end: {claims}; install it again, or release them"
+                );
+                let problem = Problem::unavailable(ProblemCode::ClaimDriverGone, message);
+                self.conditions.set(driver.as_str(), problem);
+            }
+        }
+        let is_absent = |subject: &str| absent.contains_key(subject);
+        self.conditions.retain(ProblemCode::ClaimDriverGone, is_absent);
+    }
+
+    /// Drivers of claims that have no source, with their claims.
+    fn absent_drivers(&self) -> BTreeMap<DriverName, Vec<String>> {
+        let mut claims: BTreeMap<DriverName, Vec<String>> = BTreeMap::new();
+        for record in self.table().claims() {
+            for driver in record.drivers.keys() {
+                claims.entry(driver.clone()).or_default().push(record.id.to_string());
+            }
+        }
+        claims
+            .retain(|driver, _| self.registry.kind(driver).is_none() && !self.registry.is_under_way(driver));
+        claims
+    }
+
     /// Removes the code of drivers that do not serve and that prepared no claim that still exists.
     pub(super) fn forget_code(&self) {
         let Some(stored) = self.registry.stored_drivers() else { return };
@@ -121,7 +160,7 @@ impl Manager {
 
 fn describe(driver: &DriverName, lost: &BTreeMap<String, String>) -> String {
     let named = lost.iter().map(|(device, claim)| format!("{device} (claim {claim})"));
-    let named = name_few(named, DEVICES_NAMED_MAX);
+    let named = name_few(named, NAMED_MAX);
     format!("claims hold devices that driver {driver} does not have any more: {named}")
 }
 

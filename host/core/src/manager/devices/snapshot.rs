@@ -75,6 +75,13 @@ impl Manager {
         Capacity { resources: resources.collect(), removed: state.resources.removed().cloned().collect() }
     }
 
+    /// Whether a claim has a device of a pool, by its ID in the resource.
+    pub fn is_claimed(&self, driver: &DriverName, id: &str) -> bool {
+        pool_claims::split_id(id).is_some_and(|(pool, device)| {
+            !self.holders_of_device(driver, pool.as_str(), device.as_str()).is_empty()
+        })
+    }
+
     /// NUMA nodes that can serve a pod's requests: for each container and known resource, or each resource of the pod.
     pub fn hints(&self, request: &PodRequest, scope: HintScope) -> Vec<ResourceHints> {
         match scope {

@@ -30,7 +30,10 @@ impl Row for v1::Device {
         ("DRIVER", |device| device.driver.clone()),
         ("POOL", |device| device.pool.clone()),
         ("NAME", |device| device.name.clone()),
-        ("HEALTH", |device| device.health.clone()),
+        ("HEALTH", |device| match device.health_message.as_str() {
+            "" => device.health.clone(),
+            why => format!("{}: {why}", device.health),
+        }),
         ("CLAIMS", |device| describe::names(&device.claims)),
         ("PODS", |device| describe::names(&device.pods)),
         ("RESOURCE", |device| device.extended_resource.clone()),
@@ -38,7 +41,7 @@ impl Row for v1::Device {
         ("CAPACITY", |device| joined(device.capacity.iter().map(|(name, value)| format!("{name}={value}")))),
         ("ATTRIBUTES", |device| attributes(&device.attributes_json)),
     ];
-    const NARROW: usize = 7;
+    const NARROW: usize = 8;
 }
 
 impl Row for v1::ClaimStatus {
@@ -104,10 +107,11 @@ impl Row for v1::NodeStatus {
             false => joined(node.claims.iter().map(|(state, count)| format!("{count} {state}"))),
         }),
         ("PODS", |node| node.pods.to_string()),
+        ("UNHEALTHY", |node| node.devices_unhealthy.to_string()),
         ("PROBLEMS", |node| node.conditions.len().to_string()),
         ("BOOT ID", |node| node.boot_id.clone()),
     ];
-    const NARROW: usize = 7;
+    const NARROW: usize = 8;
 }
 
 impl Row for v1::Condition {

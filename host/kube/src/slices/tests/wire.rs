@@ -38,6 +38,7 @@ fn full() -> Pool {
         taints: vec![taint(""), taint("b")],
         consumes: vec![set.clone()],
         allow_multiple_allocations: true,
+        numa_nodes: vec![1],
         ..Device::default()
     };
     Pool { devices: [(device_name(0), device)].into(), shared_counters: vec![set], ..Pool::default() }
@@ -70,6 +71,7 @@ fn a_device_is_written_as_the_api_has_it() {
             "index": { "int": 0 },
             "model": { "string": "" },
             "resource.kubernetes.io/links": { "strings": ["a"] },
+            "resource.kubernetes.io/numaNode": { "int": 1 },
         },
         "capacity": {
             "memory": {
@@ -91,6 +93,28 @@ fn a_device_is_written_as_the_api_has_it() {
     assert_eq!(spec["sharedCounters"], json!([set]));
     assert_eq!(spec["pool"], json!({ "name": "node-1/p", "generation": 3, "resourceSliceCount": 2 }));
     assert_eq!((&spec["nodeName"], &spec["driver"]), (&json!(NODE), &json!(GPU)));
+}
+
+#[test]
+fn a_numa_node_is_an_attribute_where_it_is_one_number_and_has_room() {
+    const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
+    let published = |device: Device| {
+        let pool = Pool { devices: [(device_name(0), device)].into(), ..Pool::default() };
+        let spec = serde_json::to_value(spec(content(&pool))).unwrap();
+        spec["devices"][0]["attributes"][NUMA_NODE].clone()
+    };
+    let numbered =
+        |count: usize| (0..count).map(|n| (name(&format!("a{n}")), AttributeValue::Int(0))).collect();
+    let on = |numa_nodes: &[u32]| Device { numa_nodes: numa_nodes.to_vec(), ..Device::default() };
+    assert_eq!(published(on(&[0])), json!({ "int": 0 }));
+    assert_eq!(published(on(&[])), Value::Null);
+    assert_eq!(published(on(&[0, 1])), Value::Null, "a list is not accepted by every server");
+    let own = [(name(NUMA_NODE), AttributeValue::Int(3))].into();
+    assert_eq!(published(Device { attributes: own, ..on(&[0]) }), json!({ "int": 3 }));
+    assert_eq!(published(Device { attributes: numbered(31), ..on(&[0]) }), json!({ "int": 0 }));
+    assert_eq!(published(Device { attributes: numbered(32), ..on(&[0]) }), Value::Null);
+    let list = [(name("list"), AttributeValue::Ints(vec![0; 48]))].into();
+    assert_eq!(published(Device { attributes: list, ..on(&[0]) }), Value::Null);
 }
 
 #[tokio::test]
@@ -159,7 +183,7 @@ fn a_recorded_slice_is_read_and_is_the_same_as_ours() {
     let mut pool = full();
     let device = pool.devices.get_mut(&device_name(0)).unwrap();
     device.attributes = [(name("kind"), AttributeValue::Text("shared".to_owned()))].into();
-    (device.taints, device.consumes) = (vec![taint("")], Vec::new());
+    (device.taints, device.consumes, device.numa_nodes) = (vec![taint("")], Vec::new(), Vec::new());
     device.capacities.get_mut(&name("memory")).unwrap().value = "81920Mi".to_owned();
     let slice = read(&recorded).unwrap();
     assert_eq!(slice.spec.content.devices, content(&pool).devices);

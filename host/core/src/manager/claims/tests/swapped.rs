@@ -11,7 +11,8 @@ use crate::driver::{ClaimDriver, DriverIdentity, StoredDrivers};
 use crate::manager::claims::ClaimEnd;
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, transient};
 use crate::manager::claims::previous_versions::FAILED_UNPREPARES_MAX;
-use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends};
+use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends, with_prepared};
+use crate::registry::DriverState;
 use nodedock_model::{
     ClaimState, Device, DeviceName, DriverKind, DriverName, LiveClaim, ObjectRef, Pool, Problem, ProblemCode,
 };
@@ -291,4 +292,33 @@ async fn devices_that_a_new_version_has_no_more_are_named_until_their_claims_are
     daemon.until_conditions(&[("claim-devices-gone", "gpu.example.com")]).await;
     assert!(daemon.unprepare(&a).await.iter().all(Result::is_ok));
     daemon.until_conditions(&[]).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_driver_that_is_gone_for_longer_than_a_replacement_is_a_condition_while_claims_have_its_devices() {
+    let (_home, daemon, a, gpu) = with_prepared().await;
+    daemon.start_driver_changes();
+    let reported = || {
+        let conditions = daemon.manager.conditions.list();
+        let mut gone = conditions.into_iter().filter(|c| c.problem.code == "claim-driver-gone");
+        gone.next().map(|condition| (condition.subject, condition.problem.message))
+    };
+    let minutes = |count: u64| tokio::time::sleep(std::time::Duration::from_secs(61 * count));
+    minutes(2).await;
+    assert_eq!(reported(), None);
+    daemon.retire(&gpu);
+    minutes(2).await;
+    let (subject, message) = reported().expect("a condition");
+    assert!(subject == gpu.name.as_str() && message.contains("default/one"), "{message}");
+    // A file that may be it is being loaded.
+    daemon.loads("gpu.wasm", DriverState::Seen);
+    minutes(1).await;
+    assert_eq!(reported(), None);
+    daemon.loads("gpu.wasm", DriverState::Failed);
+    minutes(2).await;
+    assert!(reported().is_some());
+    daemon.serve(&gpu);
+    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)]);
+    minutes(1).await;
+    assert_eq!(reported(), None);
 }
