@@ -72,8 +72,10 @@ fn counts_agree(
         } else {
             assert_eq!(resource.allocatable, 0, "{resource:?}");
         }
-        let allocated = held.keys().filter(|(name, _)| *name == resource.name).count();
-        assert_eq!(resource.allocated as usize, allocated, "{resource:?} {held:?}");
+        let of_pods = held.keys().filter(|(name, _)| *name == resource.name).cloned();
+        let of_claims = listed.iter().filter(|device| !device.claims.is_empty()).map(|device| key(device));
+        let allocated: BTreeSet<_> = of_pods.chain(of_claims).collect();
+        assert_eq!(resource.allocated as usize, allocated.len(), "{resource:?} {held:?}");
     }
     for (name, id) in held.keys() {
         assert!(resources.iter().any(|resource| resource.name == *name), "{id} of {name} is held");

@@ -108,7 +108,7 @@ impl Manager {
             if since.elapsed() >= ABSENT_GRACE {
                 let claims = name_few(claims.iter(), NAMED_MAX);
                 let message = format!(
-                    "driver {driver} is not here, and claims wait for it to be unprepared when their pods end: {claims}; install it again, or release them"
+                    "driver {driver} is not here, and claims that it prepared cannot be unprepared without it: {claims}; install it again, or release them"
                 );
                 let problem = Problem::unavailable(ProblemCode::ClaimDriverGone, message);
                 self.conditions.set(driver.as_str(), problem);

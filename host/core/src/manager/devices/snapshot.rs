@@ -78,7 +78,7 @@ impl Manager {
     /// Whether a claim has a device of a pool, by its ID in the resource.
     pub fn is_claimed(&self, driver: &DriverName, id: &str) -> bool {
         pool_claims::split_id(id).is_some_and(|(pool, device)| {
-            !self.holders_of_device(driver, pool.as_str(), device.as_str()).is_empty()
+            !self.users_of_device(driver, pool.as_str(), device.as_str()).is_empty()
         })
     }
 
