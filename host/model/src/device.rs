@@ -59,6 +59,19 @@ pub enum AttributeValue {
     Versions(Vec<semver::Version>),
 }
 
+impl AttributeValue {
+    /// Returns the number of values: of a list, its length.
+    pub fn count(&self) -> usize {
+        match self {
+            Self::Int(_) | Self::Bool(_) | Self::Text(_) | Self::Version(_) => 1,
+            Self::Ints(list) => list.len(),
+            Self::Bools(list) => list.len(),
+            Self::Texts(list) => list.len(),
+            Self::Versions(list) => list.len(),
+        }
+    }
+}
+
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Capacity {
     pub value: String,

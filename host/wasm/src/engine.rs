@@ -31,7 +31,6 @@ const BACKTRACE_FRAMES: NonZeroUsize = NonZeroUsize::new(20).unwrap();
 /// Bytes of a slot that are zeroed by hand rather than returned to the kernel: as many as a small driver touches. Returning them
 /// interrupts every core, and costs page faults in the next call.
 const KEEP_RESIDENT: usize = 256 << 10;
-const STACK_KEEP_RESIDENT: usize = 32 << 10;
 /// Unused slots that keep a driver's memory image: bounds the memory of an idle daemon.
 const WARM_SLOTS: u32 = 16;
 
@@ -92,7 +91,6 @@ fn pool() -> PoolingAllocationConfig {
         .table_elements(CALL_TABLE_ELEMENTS)
         .linear_memory_keep_resident(KEEP_RESIDENT)
         .table_keep_resident(KEEP_RESIDENT)
-        .async_stack_keep_resident(STACK_KEEP_RESIDENT)
         .pagemap_scan(Enabled::Auto)
         .max_unused_warm_slots(WARM_SLOTS);
     pool

@@ -15,7 +15,7 @@ use super::database::{Database, Keep, Row, Rows, StoreError, Write};
 use super::upgrade::{self, RecordStep, UPGRADES, Upgrades};
 use super::{Change, CommitError, carry};
 use nodedock_base::{clock, worded};
-use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid};
+use nodedock_model::{ClaimRecord, ClaimValues, NameError, PodAllocation, PodRecord, ReleaseRecord, Uid};
 
 /// Version of the tables and of the meaning of their keys.
 pub const FORMAT_VERSION: u32 = 2;
@@ -307,7 +307,7 @@ pub(super) fn meta_of(
 }
 
 /// Records that one thread parses at a time, and the threads that parse at once: with thousands of claims, a start waits for that.
-const BATCH: usize = 1024;
+pub(super) const BATCH: usize = 1024;
 const PARSERS_MAX: usize = 4;
 
 /// A record as it is in the file.
@@ -325,6 +325,8 @@ struct Parsed {
     id: i64,
     table: Table,
     key: String,
+    /// `None`: a key that no record of ours can have.
+    uid: Option<Uid>,
     bytes: usize,
     read: Result<(Record, Keep), String>,
 }
@@ -343,41 +345,45 @@ fn joined(batch: ScopedJoinHandle<'_, Vec<Parsed>>) -> Vec<Parsed> {
 
 fn parse(batch: Vec<Unparsed>, steps: &[(u8, RecordStep)]) -> Vec<Parsed> {
     let parsed = batch.into_iter().map(|unparsed| {
-        let read = unparsed.parse(steps);
+        let uid = Uid::new(&unparsed.key);
+        let read = unparsed.parse(uid.as_ref(), steps);
         let Unparsed { id, table, key, record, .. } = unparsed;
-        Parsed { id, table, key, bytes: record.len(), read }
+        Parsed { id, table, key, uid: uid.ok(), bytes: record.len(), read }
     });
     parsed.collect()
 }
 
 impl Unparsed {
-    fn parse(&self, steps: &[(u8, RecordStep)]) -> Result<(Record, Keep), String> {
+    fn parse(
+        &self,
+        uid: Result<&Uid, &NameError>,
+        steps: &[(u8, RecordStep)],
+    ) -> Result<(Record, Keep), String> {
         let stored = Stored { version: self.version, record: &self.record };
-        let key = self.key.as_str();
-        if self.checksum != stored.checksum(self.table.as_str(), key) {
+        if self.checksum != stored.checksum(self.table.as_str(), &self.key) {
             return Err("its checksum does not match: it is damaged".to_owned());
         }
-        Uid::new(key).map_err(|error| error.to_string())?;
+        let uid = uid.map_err(ToString::to_string)?;
         match self.table {
-            Table::Claims => parse_as(Record::Claim, |claim| &claim.id.uid, key, stored, steps),
-            Table::Pods => parse_as(Record::Pod, |pod| &pod.pod.uid, key, stored, steps),
-            Table::Released => parse_as(Record::Released, |claim| &claim.id.uid, key, stored, steps),
-            Table::Allocations => parse_as(Record::Allocation, PodAllocation::uid, key, stored, steps),
-            Table::Values => parse_as(Record::Values, |values| &values.id.uid, key, stored, steps),
+            Table::Claims => parse_as(Record::Claim, |claim| &claim.id.uid, uid, stored, steps),
+            Table::Pods => parse_as(Record::Pod, |pod| &pod.pod.uid, uid, stored, steps),
+            Table::Released => parse_as(Record::Released, |claim| &claim.id.uid, uid, stored, steps),
+            Table::Allocations => parse_as(Record::Allocation, PodAllocation::uid, uid, stored, steps),
+            Table::Values => parse_as(Record::Values, |values| &values.id.uid, uid, stored, steps),
         }
     }
 }
 
-/// Parses a record. `key_of` returns the key that it must have.
+/// Parses a record. `key_of` returns its key, which must be that of its row.
 fn parse_as<R: DeserializeOwned + Serialize>(
     of_table: impl Fn(R) -> Record,
     key_of: impl Fn(&R) -> &Uid,
-    key: &str,
+    key: &Uid,
     stored: Stored<'_>,
     steps: &[(u8, RecordStep)],
 ) -> Result<(Record, Keep), String> {
     let record: R = decode(stored, steps)?;
-    if key_of(&record).as_str() != key {
+    if key_of(&record) != key {
         return Err(format!("the record has the key {}", key_of(&record)));
     }
     let keep = if says_more(stored, &record, steps) { Keep::Fields } else { Keep::Nothing };
@@ -393,9 +399,8 @@ struct Loading {
 impl Loading {
     /// Takes records in the order of the file.
     fn take(&mut self, parsed: Vec<Parsed>) {
-        for Parsed { id, table, key, bytes, read } in parsed {
-            // A key that no record of ours can have is never written.
-            let row = Uid::new(&key).ok().map(|key| self.rows.entry((table, key)));
+        for Parsed { id, table, key, uid, bytes, read } in parsed {
+            let row = uid.map(|uid| self.rows.entry((table, uid)));
             let read = match &row {
                 Some(Entry::Occupied(_)) => Err("another record has the same key".to_owned()),
                 _ => read,

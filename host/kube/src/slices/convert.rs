@@ -57,20 +57,10 @@ fn device(name: &DeviceName, device: &Device, is_unhealthy: bool) -> api::Device
 /// The one NUMA node of a device that has room for an attribute. Several would be a list, which not every server accepts.
 fn numa_node(device: &Device) -> Option<i64> {
     let [node] = device.numa_nodes[..] else { return None };
-    let values = device.attributes.values().map(values).sum::<usize>();
+    let values = device.attributes.values().map(AttributeValue::count).sum::<usize>();
     let has_room = device.attributes.len() + device.capacities.len() < limit::ATTRIBUTES_MAX
         && values < limit::ATTRIBUTE_VALUES_MAX;
     has_room.then_some(node.into())
-}
-
-fn values(of: &AttributeValue) -> usize {
-    match of {
-        AttributeValue::Ints(list) => list.len(),
-        AttributeValue::Bools(list) => list.len(),
-        AttributeValue::Texts(list) => list.len(),
-        AttributeValue::Versions(list) => list.len(),
-        _ => 1,
-    }
 }
 
 fn is_set<T: Default + PartialEq>(value: &T) -> bool {

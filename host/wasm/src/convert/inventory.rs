@@ -91,7 +91,7 @@ fn attributes(
     for attribute in attributes {
         let key = new_name(driver, &mut seen, &attribute.name).map_err(|why| why.at("attribute"))?;
         let value = attribute_value(attribute.value).map_err(|why| why.at(format!("attribute {key}")))?;
-        values += count(&value);
+        values += value.count();
         all.insert(key, value);
     }
     at_most("attribute values", values, ATTRIBUTE_VALUES_MAX)?;
@@ -114,18 +114,7 @@ fn attribute_value(value: guest::AttributeValue) -> Checked<AttributeValue> {
             AttributeValue::Versions(list.iter().map(|v| version(v)).collect::<Checked<_>>()?)
         }
     };
-    if count(&value) == 0 { refuse("the list is empty") } else { Ok(value) }
-}
-
-/// Values of an attribute.
-fn count(value: &AttributeValue) -> usize {
-    match value {
-        AttributeValue::Ints(list) => list.len(),
-        AttributeValue::Bools(list) => list.len(),
-        AttributeValue::Texts(list) => list.len(),
-        AttributeValue::Versions(list) => list.len(),
-        _ => 1,
-    }
+    if value.count() == 0 { refuse("the list is empty") } else { Ok(value) }
 }
 
 fn version(text: &str) -> Checked<semver::Version> {

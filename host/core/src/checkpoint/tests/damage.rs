@@ -196,6 +196,27 @@ async fn of_two_records_with_one_key_the_first_counts_and_the_other_is_reported(
 }
 
 #[tokio::test]
+async fn more_records_than_several_threads_parse_at_a_time_are_read_in_the_order_of_the_file() {
+    let (home, many) = (Home::new(), super::super::format::BATCH * 6 + 7);
+    let checkpoint = home.open().checkpoint;
+    checkpoint.commit((0..many).map(put).collect()).await.unwrap();
+    checkpoint.close().await;
+    // The first record is damaged, and the last is the second of its key.
+    raw(&home).execute("UPDATE records SET checksum = checksum + 1 WHERE id = 1", []).unwrap();
+    let copy = "INSERT INTO records (kind, key, version, checksum, record)
+        SELECT kind, key, version, checksum, record FROM records WHERE id = 2";
+    raw(&home).execute(copy, []).unwrap();
+    let dump = home.open().dump;
+    assert_eq!(dump.claims.len(), many - 1);
+    assert!(dump.claims.is_sorted_by(|a, b| a.id.uid < b.id.uid), "each once");
+    let reasons: Vec<_> = dump.skipped.iter().map(|skipped| skipped.reason.as_str()).collect();
+    assert_eq!(reasons.len(), 2);
+    for words in ["checksum does not match", "the same key"] {
+        assert!(reasons.iter().any(|reason| reason.contains(words)), "{reasons:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_record_under_anothers_key_is_not_taken_for_it() {
     let home = Home::new();
     filled(&home).await;
