@@ -1,8 +1,8 @@
-//! Claims from the API server: a live get for what is new to this node, and a watch of each claim that the node deals with.
+//! Claims from the API server: a live get for what is new to this node, and a watch of each claim that the node holds for a while.
 //!
 //! No selector gives the claims of a node, so each is watched by its name, within a bound (`docs/decisions/0008`). A claim that is
 //! watched and has the wanted UID is answered from the cache. While the API server is unreachable, so is the last state of a claim that
-//! the node holds or requested lately: an allocation does not change while the claim is in use. Whether a claim may be prepared is
+//! the node holds or read lately: an allocation does not change while the claim is in use. Whether a claim may be prepared is
 //! decided by the claim manager.
 
 mod cache;
@@ -34,8 +34,9 @@ use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_model::{Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid};
 
-/// Time that an unused claim is watched and cached: a kubelet retries a pod within two minutes.
-const CLAIM_FOLLOW_IDLE: Duration = Duration::from_secs(300);
+/// A claim that is held for so long is watched, and one that is not held is forgotten so long after it was read: claims of most short
+/// pods cost one get.
+const CLAIM_FOLLOW_AFTER: Duration = Duration::from_secs(60);
 
 /// Cached claims, watched or not: more than a node's pods use.
 const KNOWN_CLAIMS_MAX: usize = 256;
@@ -85,7 +86,7 @@ impl ApiClaims {
             counts: ApiClaimCounts::default(),
         });
         // The cache does not outlive the process.
-        tasks.spawn_until_stopped("api-claims", forget_idle(shared.clone()));
+        tasks.spawn_until_stopped("api-claims", age(shared.clone()));
         Self(shared)
     }
 
@@ -114,8 +115,8 @@ impl ApiClaims {
     /// The claim of that name and UID, or the one that has the name now. A watched one is answered without a request.
     async fn with_uid(&self, key: &Key, uid: &Uid) -> Result<Option<Claim>, Problem> {
         let before = {
-            let mut cache = self.0.cache();
-            if let Some((claim, true)) = cache.last(key, uid, Instant::now()) {
+            let cache = self.0.cache();
+            if let Some((claim, true)) = cache.last(key, uid) {
                 self.0.counts.from_cache.inc();
                 return Ok(Some(claim));
             }
@@ -163,7 +164,8 @@ impl ApiClaims {
 
     /// The cached claim, where the API server does not answer.
     fn last_state(&self, key: &Key, uid: &Uid) -> Option<Claim> {
-        let (claim, _) = self.0.cache().last(key, uid, Instant::now())?;
+        let claim = self.0.cache().recall(key, uid)?;
+        self.0.watch_more();
         tracing::debug!(claim = %claim.id, "answered a claim from the cache");
         self.0.counts.while_unreachable.inc();
         Some(claim)
@@ -202,18 +204,19 @@ impl Shared {
         self.watch_more();
     }
 
-    /// Opens watches, as far as the bound allows.
+    /// Opens watches that are due, as far as the bound allows.
     fn watch_more(self: &Arc<Self>) {
         let mut cache = self.cache();
-        while let Some(key) = cache.to_watch() {
-            let watch = self.watch(&key);
+        while let Some((key, version)) = cache.to_watch(Instant::now()) {
+            let watch = self.watch(&key, version);
             cache.watched_by(&key, watch);
         }
     }
 
-    fn watch(self: &Arc<Self>, key: &Key) -> ClaimWatch {
+    fn watch(self: &Arc<Self>, key: &Key, version: Option<u64>) -> ClaimWatch {
         let fields = format!("metadata.name={}", key.1);
-        let events = self.client.watch("a claim", DraResource::Claims, Some(key.0.clone()), fields);
+        let (namespace, since) = (Some(key.0.clone()), version.map(|version| version.to_string()));
+        let events = self.client.watch("a claim", DraResource::Claims, namespace, fields, since);
         let (live, end) = (Arc::new(AtomicBool::new(false)), CancellationToken::new());
         let follow = follow(Arc::clone(self), key.clone(), events, Arc::clone(&live));
         let ended = end.clone();
@@ -254,7 +257,8 @@ async fn follow(
     live: Arc<AtomicBool>,
 ) {
     tokio::pin!(events);
-    let mut is_listed = false;
+    // Without a list the claim is as it was read.
+    let mut is_listed = true;
     while let Some(event) = events.next().await {
         match event {
             Err(_) => live.store(false, Relaxed),
@@ -279,9 +283,10 @@ async fn follow(
     }
 }
 
-async fn forget_idle(shared: Arc<Shared>) {
+/// Watches claims that are held for a while, and forgets those that are not held.
+async fn age(shared: Arc<Shared>) {
     loop {
-        tokio::time::sleep(CLAIM_FOLLOW_IDLE / 4).await;
+        tokio::time::sleep(CLAIM_FOLLOW_AFTER / 4).await;
         shared.cache().forget_idle(Instant::now());
         shared.watch_more();
     }

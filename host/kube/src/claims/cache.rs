@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use tokio::time::Instant;
 
-use super::{CLAIM_FOLLOW_IDLE, ClaimWatch, KNOWN_CLAIMS_MAX};
+use super::{CLAIM_FOLLOW_AFTER, ClaimWatch, KNOWN_CLAIMS_MAX};
 use nodedock_model::{Claim, ObjectName, ObjectRef, Uid};
 
 /// Concurrently watched claims: each is a separate connection, and thousands of nodes share the API server.
@@ -33,8 +33,11 @@ struct Entry {
     state: CachedClaim,
     /// The number of the update that brought it.
     update: u64,
-    asked_at: Instant,
-    held: bool,
+    read_at: Instant,
+    /// Since when this node has it prepared.
+    held_since: Option<Instant>,
+    /// It was answered without the server since it was read.
+    recalled: bool,
     /// Its newest state cannot be read: it has to be got again.
     invalid: bool,
     watch: Option<ClaimWatch>,
@@ -42,11 +45,17 @@ struct Entry {
 
 impl ClaimCache {
     /// The last state of the claim, if it has that UID, and whether it is watched.
-    pub(super) fn last(&mut self, key: &Key, uid: &Uid, now: Instant) -> Option<(Claim, bool)> {
-        let entry = self.entries.get_mut(key).filter(|entry| entry.state.claim.id.uid == *uid)?;
-        entry.asked_at = now;
+    pub(super) fn last(&self, key: &Key, uid: &Uid) -> Option<(Claim, bool)> {
+        let entry = self.entries.get(key).filter(|entry| entry.state.claim.id.uid == *uid)?;
         let is_watched = entry.watch.as_ref().is_some_and(|watch| watch.live.load(Relaxed));
         (!entry.invalid).then(|| (entry.state.claim.clone(), is_watched))
+    }
+
+    /// The last state of the claim, if it has that UID, to be used although the server does not confirm it.
+    pub(super) fn recall(&mut self, key: &Key, uid: &Uid) -> Option<Claim> {
+        let (claim, _) = self.last(key, uid)?;
+        self.entries.get_mut(key)?.recalled = true;
+        Some(claim)
     }
 
     /// How many updates there were, for `updated_after`.
@@ -76,8 +85,9 @@ impl ClaimCache {
             return self.remove(key);
         }
         let same = entry.state.claim.id.uid == state.claim.id.uid;
-        (entry.state, entry.update, entry.invalid) = (state, self.updates, false);
-        entry.held &= same;
+        let held_since = entry.held_since.filter(|_| same);
+        let watch = entry.watch.take();
+        *entry = Entry { held_since, watch, ..Entry::new(state, self.updates, now) };
         !same
     }
 
@@ -86,15 +96,13 @@ impl ClaimCache {
         if !is_allocated_to(&state.claim, node_name) || (is_full && !self.evict()) {
             return;
         }
-        let entry =
-            Entry { state, update: self.updates, asked_at: now, held: false, invalid: false, watch: None };
-        self.entries.insert(key.clone(), entry);
+        self.entries.insert(key.clone(), Entry::new(state, self.updates, now));
     }
 
-    /// Removes the claim that is not held and was asked for the longest ago.
+    /// Removes the claim that is not held and was read the longest ago.
     fn evict(&mut self) -> bool {
-        let idle = self.entries.iter().filter(|(_, entry)| !entry.held);
-        let first = idle.min_by_key(|(_, entry)| entry.asked_at).map(|(key, _)| key.clone());
+        let idle = self.entries.iter().filter(|(_, entry)| entry.held_since.is_none());
+        let first = idle.min_by_key(|(_, entry)| entry.read_at).map(|(key, _)| key.clone());
         first.and_then(|key| self.entries.remove(&key)).is_some()
     }
 
@@ -121,26 +129,27 @@ impl ClaimCache {
         let held: BTreeSet<&Uid> = held.iter().map(|claim| &claim.uid).collect();
         self.entries.retain(|_, entry| {
             let is_held = held.contains(&entry.state.claim.id.uid);
-            let was_held = std::mem::replace(&mut entry.held, is_held);
-            if is_held {
-                entry.asked_at = now;
-            }
-            is_held || !was_held
+            let held_since = entry.held_since.take();
+            entry.held_since = is_held.then(|| held_since.unwrap_or(now));
+            is_held || held_since.is_none()
         });
     }
 
+    /// Forgets claims that are not held and were read some time ago: they may have been allocated again.
     pub(super) fn forget_idle(&mut self, now: Instant) {
-        let idle = |entry: &Entry| now.saturating_duration_since(entry.asked_at) >= CLAIM_FOLLOW_IDLE;
-        self.entries.retain(|_, entry| entry.held || !idle(entry));
+        self.entries.retain(|_, entry| {
+            entry.held_since.is_some() || now.saturating_duration_since(entry.read_at) < CLAIM_FOLLOW_AFTER
+        });
     }
 
-    /// A claim to be watched, if the bound allows one more: the one that was asked for last comes first.
-    pub(super) fn to_watch(&self) -> Option<Key> {
+    /// A claim to be watched and the version that is known, if the bound allows one more: the one that was read last comes first.
+    pub(super) fn to_watch(&self, now: Instant) -> Option<(Key, Option<u64>)> {
         if self.watched() >= FOLLOWED_CLAIMS_MAX {
             return None;
         }
-        let unwatched = self.entries.iter().filter(|(_, entry)| entry.watch.is_none());
-        unwatched.max_by_key(|(_, entry)| entry.asked_at).map(|(key, _)| key.clone())
+        let due = self.entries.iter().filter(|(_, entry)| entry.watch.is_none() && entry.is_due(now));
+        let first = due.max_by_key(|(_, entry)| (entry.recalled, entry.read_at));
+        first.map(|(key, entry)| (key.clone(), entry.state.version))
     }
 
     pub(super) fn watched_by(&mut self, key: &Key, watch: ClaimWatch) {
@@ -155,6 +164,18 @@ impl ClaimCache {
 
     pub(super) fn len(&self) -> usize {
         self.entries.len()
+    }
+}
+
+impl Entry {
+    fn new(state: CachedClaim, update: u64, now: Instant) -> Self {
+        Self { state, update, read_at: now, held_since: None, recalled: false, invalid: false, watch: None }
+    }
+
+    /// Whether the claim is to be watched: most are unprepared before it is worth a request.
+    fn is_due(&self, now: Instant) -> bool {
+        let held_for = self.held_since.map(|since| now.saturating_duration_since(since));
+        held_for.is_some_and(|held_for| self.recalled || held_for >= CLAIM_FOLLOW_AFTER)
     }
 }
 

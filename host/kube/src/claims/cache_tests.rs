@@ -7,7 +7,7 @@ use super::super::convert;
 use super::super::convert::tests::fixture;
 use super::*;
 use crate::claims::cache::FOLLOWED_CLAIMS_MAX;
-use crate::claims::{CLAIM_FOLLOW_IDLE, KNOWN_CLAIMS_MAX};
+use crate::claims::{CLAIM_FOLLOW_AFTER, KNOWN_CLAIMS_MAX};
 
 const NODE: &str = "node-1";
 
@@ -25,13 +25,13 @@ fn state(name: &str, of: &str, version: u64) -> CachedClaim {
     CachedClaim { claim, version: Some(version) }
 }
 
-fn last(cache: &mut ClaimCache, name: &str, of: &str, now: Instant) -> Option<Claim> {
-    cache.last(&key(name), &uid(of), now).map(|(claim, _)| claim)
+fn last(cache: &ClaimCache, name: &str, of: &str) -> Option<Claim> {
+    cache.last(&key(name), &uid(of)).map(|(claim, _)| claim)
 }
 
 /// The claim `a`, if it is watched.
-fn watched(cache: &mut ClaimCache, of: &str, now: Instant) -> Option<Claim> {
-    cache.last(&key("a"), &uid(of), now).filter(|(_, is_watched)| *is_watched).map(|(claim, _)| claim)
+fn watched(cache: &ClaimCache, of: &str) -> Option<Claim> {
+    cache.last(&key("a"), &uid(of)).filter(|(_, is_watched)| *is_watched).map(|(claim, _)| claim)
 }
 
 fn watch(is_live: bool) -> ClaimWatch {
@@ -43,21 +43,42 @@ fn only_a_watched_claim_of_the_wanted_uid_is_fresh() {
     let now = Instant::now();
     let mut cache = ClaimCache::default();
     assert!(!cache.update(&key("a"), state("a", "u-1", 5), NODE, now));
-    assert_eq!(watched(&mut cache, "u-1", now), None);
-    assert_eq!(cache.to_watch(), Some(key("a")));
+    assert_eq!(watched(&cache, "u-1"), None);
     cache.watched_by(&key("a"), watch(false));
-    assert_eq!(watched(&mut cache, "u-1", now), None);
+    assert_eq!(watched(&cache, "u-1"), None);
     cache.watched_by(&key("a"), watch(true));
-    assert_eq!(cache.to_watch(), None);
-    assert!(watched(&mut cache, "u-1", now).is_some());
-    assert!(last(&mut cache, "a", "u-1", now).is_some());
-    assert_eq!(watched(&mut cache, "u-2", now), None);
-    assert_eq!(last(&mut cache, "a", "u-2", now), None);
+    assert!(watched(&cache, "u-1").is_some());
+    assert!(last(&cache, "a", "u-1").is_some());
+    assert_eq!(watched(&cache, "u-2"), None);
+    assert_eq!(last(&cache, "a", "u-2"), None);
     cache.invalidate(&key("a"));
-    assert_eq!(watched(&mut cache, "u-1", now), None);
-    assert_eq!(last(&mut cache, "a", "u-1", now), None);
+    assert_eq!(watched(&cache, "u-1"), None);
+    assert_eq!(last(&cache, "a", "u-1"), None);
     cache.update(&key("a"), state("a", "u-1", 6), NODE, now);
-    assert!(watched(&mut cache, "u-1", now).is_some());
+    assert!(watched(&cache, "u-1").is_some());
+}
+
+#[test]
+fn a_claim_is_watched_once_it_was_held_for_a_while_or_held_as_it_was_remembered() {
+    let (start, later) = (Instant::now(), Instant::now() + CLAIM_FOLLOW_AFTER);
+    let mut cache = ClaimCache::default();
+    for name in ["a", "b"] {
+        cache.update(&key(name), state(name, name, 5), NODE, start);
+    }
+    assert_eq!(cache.to_watch(later), None, "none is held");
+    let id = |name: &str| state(name, name, 5).claim.id;
+    cache.hold(&[id("a")], start);
+    // Another read changes nothing of that.
+    cache.update(&key("a"), state("a", "a", 6), NODE, later - Duration::from_millis(1));
+    cache.hold(&[id("a")], later - Duration::from_millis(1));
+    assert_eq!(cache.to_watch(later - Duration::from_millis(1)), None);
+    assert_eq!(cache.to_watch(later), Some((key("a"), Some(6))));
+    assert!(cache.recall(&key("b"), &uid("b")).is_some());
+    assert_eq!(cache.to_watch(start), None, "it is not held");
+    cache.hold(&[id("a"), id("b")], start);
+    assert_eq!(cache.to_watch(start), Some((key("b"), Some(5))));
+    cache.update(&key("b"), state("b", "b", 5), NODE, start);
+    assert_eq!(cache.to_watch(start), None, "the server confirmed it");
 }
 
 #[test]
@@ -68,11 +89,11 @@ fn a_get_that_the_watch_overtook_changes_nothing() {
     newer.claim.annotations.insert("newer".to_owned(), "yes".to_owned());
     cache.update(&key("a"), newer.clone(), NODE, now);
     cache.update(&key("a"), state("a", "u-1", 8), NODE, now);
-    assert_eq!(last(&mut cache, "a", "u-1", now), Some(newer.claim.clone()));
+    assert_eq!(last(&cache, "a", "u-1"), Some(newer.claim.clone()));
     // Nor does what is said late of the claim that had the name before.
     assert!(!cache.update(&key("a"), state("a", "u-0", 8), NODE, now));
     assert!(!cache.deleted(&key("a"), Some("u-0")));
-    assert_eq!(last(&mut cache, "a", "u-1", now), Some(newer.claim));
+    assert_eq!(last(&cache, "a", "u-1"), Some(newer.claim));
     // One that came later is another claim.
     assert!(cache.update(&key("a"), state("a", "u-2", 10), NODE, now));
     // Versions that are no numbers are taken as they come.
@@ -116,11 +137,13 @@ fn what_is_held_stays_and_what_was_held_is_forgotten_at_once() {
     }
     let id = |name: &str| state(name, &format!("u-{name}"), 1).claim.id;
     cache.hold(&[id("a"), id("b"), id("unknown")], now);
-    let later = now + CLAIM_FOLLOW_IDLE;
+    let later = now + CLAIM_FOLLOW_AFTER;
+    cache.forget_idle(later - Duration::from_millis(1));
+    assert_eq!(cache.len(), 3);
     cache.forget_idle(later);
     assert_eq!(cache.len(), 2);
     cache.hold(&[id("b")], later);
-    assert_eq!((cache.len(), last(&mut cache, "a", "u-a", later)), (1, None));
+    assert_eq!((cache.len(), last(&cache, "a", "u-a")), (1, None));
 }
 
 #[test]
@@ -131,24 +154,24 @@ fn both_bounds_hold_and_the_longest_forgotten_goes_first() {
     let name = |n: usize| format!("c-{n}");
     let learn = |cache: &mut ClaimCache, n: usize| {
         cache.update(&key(&name(n)), state(&name(n), &format!("u-{n}"), 1), NODE, at(n));
-        while let Some(key) = cache.to_watch() {
-            cache.watched_by(&key, watch(true));
-        }
     };
     for n in 0..KNOWN_CLAIMS_MAX {
         learn(&mut cache, n);
     }
-    assert_eq!((cache.len(), cache.watched()), (KNOWN_CLAIMS_MAX, FOLLOWED_CLAIMS_MAX));
     cache.hold(&[state(&name(0), "u-0", 1).claim.id], at(KNOWN_CLAIMS_MAX));
     learn(&mut cache, KNOWN_CLAIMS_MAX);
-    assert_eq!((cache.len(), cache.watched()), (KNOWN_CLAIMS_MAX, FOLLOWED_CLAIMS_MAX));
-    let mut is_cached = |n: usize| last(&mut cache, &name(n), &format!("u-{n}"), at(9999)).is_some();
+    assert_eq!(cache.len(), KNOWN_CLAIMS_MAX);
+    let is_cached = |n: usize| last(&cache, &name(n), &format!("u-{n}")).is_some();
     assert!(is_cached(0) && !is_cached(1) && is_cached(2) && is_cached(KNOWN_CLAIMS_MAX));
     // Where all are held, a new one is not cached.
     let held: Vec<_> = cache.entries.values().map(|entry| entry.state.claim.id.clone()).collect();
     cache.hold(&held, at(9999));
     learn(&mut cache, 9999);
-    assert_eq!(last(&mut cache, &name(9999), "u-9999", at(9999)), None);
+    while let Some((key, _)) = cache.to_watch(at(9999) + CLAIM_FOLLOW_AFTER) {
+        cache.watched_by(&key, watch(true));
+    }
+    assert_eq!((cache.len(), cache.watched()), (KNOWN_CLAIMS_MAX, FOLLOWED_CLAIMS_MAX));
+    assert_eq!(last(&cache, &name(9999), "u-9999"), None);
 }
 
 #[test]

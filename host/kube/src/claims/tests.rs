@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::super::client::tests::over;
 use super::convert::tests::fixture;
 use super::*;
-use crate::claims::CLAIM_FOLLOW_IDLE;
+use crate::claims::CLAIM_FOLLOW_AFTER;
 use crate::client::API_RETRY_MAX;
 use crate::pools::PoolNames;
 use nodedock_base::changes::Changes;
@@ -37,9 +37,17 @@ impl Cluster {
         self.claims.claim_with_uid(&namespace, &name, uid).await
     }
 
-    /// Asks for the first time, and waits until the claim is watched.
-    async fn watched(&self) -> Claim {
+    /// Asks for the first time, and holds the claim.
+    async fn held(&self) -> Claim {
         let claim = self.ask(&self.uid).await.unwrap().unwrap();
+        self.claims.hold(std::slice::from_ref(&claim.id));
+        claim
+    }
+
+    /// Holds the claim until it is watched.
+    async fn watched(&self) -> Claim {
+        let claim = self.held().await;
+        tokio::time::sleep(CLAIM_FOLLOW_AFTER).await;
         self.server.wait_until("the watch", |state| state.watches("resourceclaims") == 1).await;
         claim
     }
@@ -58,13 +66,15 @@ impl Cluster {
         Uid::new(self.server.allocate_claim(allocated())).unwrap()
     }
 
+    /// Requests for the claim, by their verbs.
+    fn verbs(&self) -> Vec<String> {
+        let requests = self.server.requests().into_iter();
+        requests.filter(|seen| seen.resource == "resourceclaims").map(|seen| seen.verb.to_string()).collect()
+    }
+
     /// Gets of the claim itself.
     fn gets(&self) -> usize {
-        self.server
-            .requests()
-            .iter()
-            .filter(|seen| seen.verb == "get" && seen.resource == "resourceclaims")
-            .count()
+        self.verbs().iter().filter(|verb| *verb == "get").count()
     }
 }
 
@@ -102,6 +112,50 @@ async fn a_claim_is_got_once_and_then_answered_from_the_cache() {
     cluster.claims.claim(&namespace, &name).await.unwrap().unwrap();
     assert_eq!(cluster.gets(), gets + 1);
     assert!(cluster.tasks.drain(Duration::from_secs(1)).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_is_held_shortly_costs_one_request_and_one_that_is_held_for_longer_a_watch_too() {
+    let cluster = Cluster::new().await;
+    cluster.held().await;
+    tokio::time::sleep(CLAIM_FOLLOW_AFTER - Duration::from_secs(1)).await;
+    cluster.claims.hold(&[]);
+    tokio::time::sleep(10 * CLAIM_FOLLOW_AFTER).await;
+    assert_eq!(cluster.verbs(), ["get"]);
+
+    let cluster = Cluster::new().await;
+    cluster.watched().await;
+    tokio::time::sleep(CLAIM_FOLLOW_AFTER).await;
+    assert_eq!(cluster.verbs(), ["get", "watch"]);
+    // Also what happened before the watch is reported.
+    let cluster = Cluster::new().await;
+    cluster.held().await;
+    let mut lost = cluster.claims.lost();
+    cluster.server.delete("resourceclaims", "default", "one-gpu");
+    lost.changed().await.unwrap();
+    assert_eq!(cluster.verbs(), ["get", "watch"]);
+    // The server does not know the version any more.
+    let cluster = Cluster::new().await;
+    cluster.held().await;
+    cluster.edit(|claim| claim["status"]["reservedFor"] = json!([]));
+    cluster.server.compact();
+    tokio::time::sleep(2 * CLAIM_FOLLOW_AFTER).await;
+    assert_eq!(cluster.ask(&cluster.uid).await.unwrap().unwrap().reserved_for, []);
+    assert_eq!(cluster.verbs(), ["get", "watch", "list", "watch"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_was_answered_from_memory_is_watched_at_once() {
+    let cluster = Cluster::new().await;
+    cluster.ask(&cluster.uid).await.unwrap().unwrap();
+    let fault = cluster.server.fail(Fault::Status(503), When::any());
+    let claim = cluster.held().await;
+    cluster.server.lift(fault);
+    tokio::time::sleep(API_RETRY_MAX).await;
+    assert_eq!(cluster.claims.cached(), [1, 1]);
+    let requests = cluster.verbs().len();
+    assert_eq!(cluster.ask(&cluster.uid).await.unwrap(), Some(claim));
+    assert_eq!(cluster.verbs().len(), requests);
 }
 
 #[tokio::test(start_paused = true)]
@@ -211,11 +265,10 @@ async fn a_claim_that_became_unreadable_is_got_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_is_neither_held_nor_asked_for_is_not_watched_any_more() {
+async fn a_claim_that_is_not_held_any_more_is_not_watched_and_one_that_never_was_is_forgotten() {
     let cluster = Cluster::new().await;
-    let id = cluster.watched().await.id;
-    cluster.claims.hold(std::slice::from_ref(&id));
-    tokio::time::sleep(Duration::from_secs(600)).await;
+    cluster.watched().await;
+    tokio::time::sleep(10 * CLAIM_FOLLOW_AFTER).await;
     assert_eq!(cluster.claims.cached()[1], 1);
     cluster.claims.hold(&[]);
     assert_eq!(cluster.claims.cached()[0], 0);
@@ -223,9 +276,9 @@ async fn a_claim_that_is_neither_held_nor_asked_for_is_not_watched_any_more() {
     assert_eq!(cluster.server.look(|state| state.watches("resourceclaims")), 0);
 
     cluster.ask(&cluster.uid).await.unwrap().unwrap();
-    tokio::time::sleep(CLAIM_FOLLOW_IDLE - Duration::from_secs(1)).await;
+    tokio::time::sleep(CLAIM_FOLLOW_AFTER - Duration::from_secs(1)).await;
     assert_eq!(cluster.claims.cached()[0], 1);
-    tokio::time::sleep(CLAIM_FOLLOW_IDLE / 2).await;
+    tokio::time::sleep(CLAIM_FOLLOW_AFTER / 2).await;
     assert_eq!(cluster.claims.cached()[0], 0);
 }
 

@@ -216,10 +216,17 @@ struct Watched {
 
 impl Watched {
     async fn new(claims: &[&str]) -> Self {
+        Self::since(claims, |_| None).await
+    }
+
+    /// `since`: the version that is known, out of the newest.
+    async fn since(claims: &[&str], since: impl FnOnce(String) -> Option<String>) -> Self {
         let (server, client) = server().await;
         claims.iter().for_each(|claim| drop(server.allocate_claim(Allocated::new("default", claim))));
-        let namespace = ObjectName::new("default").unwrap();
-        let events = client.watch("claims", DraResource::Claims, Some(namespace), String::new()).boxed();
+        let newest = server.list("resourceclaims").pop().unwrap()["metadata"]["resourceVersion"].clone();
+        let since = since(newest.as_str().unwrap().to_owned());
+        let namespace = Some(ObjectName::new("default").unwrap());
+        let events = client.watch("claims", DraResource::Claims, namespace, String::new(), since).boxed();
         Self { server, client, events }
     }
 
@@ -289,6 +296,38 @@ async fn a_version_that_is_too_old_and_a_broken_watch_lead_to_a_list() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_set_whose_version_is_known_is_watched_without_a_list_as_long_as_the_server_has_the_version() {
+    let mut watched = Watched::since(&["a"], Some).await;
+    assert_eq!(watched.next().await, "done");
+    watched.server.allocate_claim(Allocated::new("default", "b"));
+    assert_eq!(watched.next().await, "applied b");
+    tokio::time::sleep(WATCH_STEADY).await;
+    watched.server.close_watches();
+    assert_eq!(watched.next().await, "done");
+    watched.server.delete("resourceclaims", "default", "b");
+    assert_eq!(watched.next().await, "deleted b");
+    let lists = |server: &ApiServer| server.requests().iter().filter(|seen| seen.verb == "list").count();
+    assert_eq!(lists(&watched.server), 0);
+    // A bookmark is a version as well: what other objects changed before it may be forgotten.
+    watched.server.skip_versions(9);
+    watched.server.bookmark();
+    watched.open().await;
+    watched.server.compact();
+    tokio::time::sleep(WATCH_STEADY).await;
+    watched.server.close_watches();
+    assert_eq!((watched.next().await.as_str(), lists(&watched.server)), ("done", 0));
+    // A version that is too old.
+    watched.server.allocate_claim(Allocated::new("default", "c"));
+    assert_eq!(watched.next().await, "applied c");
+    watched.server.fail_times(1, Fault::Expire, When::any().verb("watch"));
+    watched.server.close_watches();
+    assert_eq!(watched.nexts(4).await, ["init", "listed a", "listed c", "done"]);
+    let mut watched = Watched::since(&["a"], |_| Some("1".to_owned())).await;
+    watched.server.compact();
+    while watched.next().await != "listed a" {}
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_server_that_refuses_lists_or_ends_every_watch_at_once_is_not_hammered() {
     for (fault, when) in [
         (Fault::CloseWatchesAtOnce, When::any().verb("watch")),
@@ -328,7 +367,7 @@ async fn watch_of(parts: Vec<Bytes>) -> Option<ApiError> {
         async move { Ok::<_, std::convert::Infallible>(http::Response::new(body)) }
     });
     let client = fixed(kube::Client::new(service, "default"));
-    let mut events = client.watch("claims", DraResource::Claims, None, String::new()).boxed();
+    let mut events = client.watch("claims", DraResource::Claims, None, String::new(), None).boxed();
     loop {
         if let Err(error) = events.next().await? {
             return Some(error);

@@ -1,7 +1,8 @@
 //! Watches of `resource.k8s.io`: [`watcher`] in the version that is served now.
 
 use futures::stream::{BoxStream, Stream, StreamExt, unfold};
-use kube::api::{Api, DynamicObject};
+use kube::ResourceExt;
+use kube::api::{Api, DynamicObject, WatchEvent, WatchParams};
 use kube::runtime::watcher::{self, DefaultBackoff, Event, watcher};
 
 use super::{API_RETRY_MAX, ApiError, DraResource, DraVersion, ErrorKind, KubeClient};
@@ -11,7 +12,8 @@ use nodedock_model::ObjectName;
 const PAGE_ITEMS: u32 = 250;
 
 impl KubeClient {
-    /// Lists and watches claims or slices with a field selector, in one namespace or in all. The stream never ends: after an error,
+    /// Lists and watches claims or slices with a field selector, in one namespace or in all. With `since`, the version of what is known
+    /// already, it does not list at first; [`Event::InitDone`] then says that the watch is open. The stream never ends: after an error,
     /// which it logs, it waits as client-go does and lists again. `what` is for the log: `slices of this node`.
     pub fn watch(
         &self,
@@ -19,6 +21,7 @@ impl KubeClient {
         resource: DraResource,
         namespace: Option<ObjectName>,
         fields: String,
+        since: Option<String>,
     ) -> impl Stream<Item = Result<Event<DynamicObject>, ApiError>> + Send + 'static {
         let watch = Watch {
             client: self.clone(),
@@ -26,6 +29,7 @@ impl KubeClient {
             resource,
             namespace,
             fields,
+            since,
             events: None,
             backoff: DefaultBackoff::default(),
             failed: false,
@@ -44,6 +48,7 @@ struct Watch {
     resource: DraResource,
     namespace: Option<ObjectName>,
     fields: String,
+    since: Option<String>,
     events: Option<(DraVersion, BoxStream<'static, watcher::Result<Event<DynamicObject>>>)>,
     /// Starts again after two minutes without a failure.
     backoff: DefaultBackoff,
@@ -98,14 +103,63 @@ impl Watch {
         event
     }
 
-    fn open(&self, version: DraVersion) -> BoxStream<'static, watcher::Result<Event<DynamicObject>>> {
+    fn open(&mut self, version: DraVersion) -> BoxStream<'static, watcher::Result<Event<DynamicObject>>> {
         let (client, resource) = (self.client.client(), version.resource(self.resource));
         let api: Api<DynamicObject> = match &self.namespace {
             Some(namespace) => Api::namespaced_with(client, namespace.as_str(), &resource),
             None => Api::all_with(client, &resource),
         };
+        if let Some(since) = self.since.take() {
+            let params = WatchParams::default().fields(&self.fields);
+            return ResumedWatch { api, params, since, open: None }.events().boxed();
+        }
         let config = watcher::Config::default().fields(&self.fields).page_size(PAGE_ITEMS);
         watcher(api, config).boxed()
+    }
+}
+
+/// A watch from a version on: what [`watcher`] does after its list.
+struct ResumedWatch {
+    api: Api<DynamicObject>,
+    params: WatchParams,
+    since: String,
+    open: Option<BoxStream<'static, kube::Result<WatchEvent<DynamicObject>>>>,
+}
+
+impl ResumedWatch {
+    fn events(self) -> impl Stream<Item = watcher::Result<Event<DynamicObject>>> + Send {
+        unfold(self, |mut watch| async move {
+            let event = watch.next().await;
+            Some((event, watch))
+        })
+    }
+
+    async fn next(&mut self) -> watcher::Result<Event<DynamicObject>> {
+        loop {
+            let Some(open) = &mut self.open else {
+                let opened = self.api.watch(&self.params, &self.since).await;
+                self.open = Some(opened.map_err(watcher::Error::WatchStartFailed)?.boxed());
+                return Ok(Event::InitDone);
+            };
+            let event = match open.next().await.transpose().map_err(watcher::Error::WatchFailed)? {
+                Some(WatchEvent::Added(object) | WatchEvent::Modified(object)) => Event::Apply(object),
+                Some(WatchEvent::Deleted(object)) => Event::Delete(object),
+                Some(WatchEvent::Bookmark(bookmark)) => {
+                    self.since = bookmark.metadata.resource_version;
+                    continue;
+                }
+                Some(WatchEvent::Error(status)) => return Err(watcher::Error::WatchError(status)),
+                // The server ends each watch after some minutes.
+                None => {
+                    self.open = None;
+                    continue;
+                }
+            };
+            if let Event::Apply(object) | Event::Delete(object) = &event {
+                self.since = object.resource_version().ok_or(watcher::Error::NoResourceVersion)?;
+            }
+            return Ok(event);
+        }
     }
 }
 

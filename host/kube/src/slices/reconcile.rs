@@ -53,7 +53,8 @@ struct PoolState {
 impl Reconciler {
     pub(super) async fn run(parts: SliceParts) {
         let fields = format!("spec.nodeName={}", parts.node_name);
-        let events = parts.kube.watch("resource slices of this node", DraResource::Slices, None, fields);
+        let events =
+            parts.kube.watch("resource slices of this node", DraResource::Slices, None, fields, None);
         let mut events = std::pin::pin!(events);
         let mut reconciler = Self {
             api: SliceApi(parts.kube.clone()),

@@ -26,6 +26,9 @@ async fn a_claim_is_prepared_and_unprepared_for_the_kubelet() {
 
     node.unprepared(&claim).await;
     assert!(daemon.claims().await.is_empty() && daemon.cdi_files().is_empty());
+    let requests = api.requests().into_iter().filter(|seen| seen.resource == "resourceclaims");
+    let verbs: Vec<_> = requests.map(|seen| seen.verb).collect();
+    assert_eq!(verbs, ["get", "get"], "one request for each prepare");
     node.unprepared(&claim).await;
 
     // Another claim of the name has nothing to do with the old one.
