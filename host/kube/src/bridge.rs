@@ -27,6 +27,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::events::Refusal;
 use crate::pools::NodePools;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
@@ -34,7 +35,7 @@ use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::registry::Registry;
-use nodedock_model::{Consumer, DriverName, ExtendedResource, ObjectName, ObjectRef, Problem, Uid};
+use nodedock_model::{DriverName, ExtendedResource, ObjectName, Problem, Uid};
 
 pub use device_plugins::{PluginRegistration, PluginStatus};
 pub use dra::{DriverBridgeStatus, Registration};
@@ -54,8 +55,8 @@ const BRIDGE_RETRY_MAX: Duration = Duration::from_secs(30);
 const BRIDGE_DRIVERS_MAX: usize =
     nodedock_model::limit::DRIVER_FILES_MAX + nodedock_model::limit::PLUGIN_SOCKETS_MAX;
 
-/// Called with each claim that is refused to the kubelet, the pods for which it is reserved, and why.
-pub type OnRefused = Arc<dyn Fn(&ObjectRef, &[Consumer], &Problem) + Send + Sync>;
+/// Called with what is refused to the kubelet.
+pub type OnRefused = Arc<dyn Fn(&Refusal<'_>) + Send + Sync>;
 
 /// Periods and waits of the bridge.
 #[derive(Debug, Clone, Copy)]

@@ -50,6 +50,17 @@ pub(crate) const KUBE_FORBIDDEN_PAUSE: Duration = Duration::from_secs(300);
 const CONTROLLER: &str = "nodedock";
 const NODE_NAMESPACE: &str = "default";
 
+/// A request of a kubelet that was refused.
+#[derive(Debug, Clone, Copy)]
+pub struct Refusal<'a> {
+    /// `Prepare` or `Unprepare`.
+    pub action: &'static str,
+    pub claim: &'a ObjectRef,
+    /// For whom the claim is reserved.
+    pub consumers: &'a [Consumer],
+    pub problem: &'a Problem,
+}
+
 /// An event that waits to be published.
 struct Publication {
     /// Without what may change until it is published: the version of a claim, and the UID of the node.
@@ -98,36 +109,33 @@ impl Events {
         events
     }
 
+    fn node(&self) -> ObjectReference {
+        reference("Node", None, &self.node_name, None)
+    }
+
     fn recorder(&self) -> Recorder {
         let instance = Some(self.node_name.to_string());
         Recorder::new(self.kube.client(), Reporter { controller: CONTROLLER.to_owned(), instance })
     }
 
     /// Publishes that a claim was refused, on the claim and on the pods that it is reserved for.
-    pub fn refused(&self, claim: &ObjectRef, consumers: &[Consumer], problem: &Problem) {
+    pub fn refused(&self, refusal: &Refusal<'_>) {
+        let Refusal { action, claim, consumers, problem } = *refusal;
         let reason = camel_case(&problem.code);
+        let event = |note: String, secondary| warning(&reason, action, note, secondary);
         let pods = consumers.iter().filter(|consumer| consumer.is_pod()).take(EVENT_PODS_MAX);
         for pod in pods {
-            let pod = reference("Pod", Some(&claim.namespace), &pod.name, Some(&pod.uid));
             let note = format!("claim {}: {}", claim.name, problem.message);
             // The recorder tells events of a pod's claims apart by the related object.
-            self.publish(pod, EventType::Warning, reason.clone(), &note, Some(of_claim(claim)));
+            self.publish(of_pod(&claim.namespace, pod), event(note, Some(of_claim(claim))));
         }
-        self.publish(of_claim(claim), EventType::Warning, reason, &problem.message, None);
+        self.publish(of_claim(claim), event(problem.message.clone(), None));
     }
 
     /// Never waits: an event for which the queue has no room is dropped.
-    fn publish(
-        &self,
-        regarding: ObjectReference,
-        type_: EventType,
-        reason: String,
-        note: &str,
-        secondary: Option<ObjectReference>,
-    ) {
-        let note = Some(one_line(note, EVENT_MESSAGE_BYTES_MAX - "…".len()));
-        let action = if is_node(&regarding) { "Check" } else { "Prepare" };
-        let event = Event { type_, reason, note, action: action.to_owned(), secondary };
+    fn publish(&self, regarding: ObjectReference, event: Event) {
+        let note = event.note.map(|note| one_line(&note, EVENT_MESSAGE_BYTES_MAX - "…".len()));
+        let event = Event { note, ..event };
         if self.queue.try_send(Publication { regarding, event, since: Instant::now() }).is_err() {
             self.counters.dropped.inc();
         }
@@ -143,6 +151,11 @@ impl Events {
             ("dropped", counters.dropped.get()),
         ]
     }
+}
+
+fn warning(reason: &str, action: &str, note: String, related: Option<ObjectReference>) -> Event {
+    let (reason, action, note) = (reason.to_owned(), action.to_owned(), Some(note));
+    Event { type_: EventType::Warning, reason, note, action, secondary: related }
 }
 
 fn reference(
@@ -162,6 +175,15 @@ fn reference(
 
 fn of_claim(claim: &ObjectRef) -> ObjectReference {
     reference("ResourceClaim", Some(&claim.namespace), &claim.name, Some(&claim.uid))
+}
+
+fn of_pod(namespace: &ObjectName, pod: &Consumer) -> ObjectReference {
+    reference("Pod", Some(namespace), &pod.name, Some(&pod.uid))
+}
+
+/// What an event is about besides its object, where that is no object of the API.
+fn named(name: String) -> ObjectReference {
+    ObjectReference { name: Some(name), ..ObjectReference::default() }
 }
 
 fn is_node(object: &ObjectReference) -> bool {

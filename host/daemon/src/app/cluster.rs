@@ -158,8 +158,7 @@ impl Connected {
     }
 
     fn bridge(&self, parts: &Parts<'_>, events: Events, tasks: &Tasks) -> Result<Bridge> {
-        let on_refused: OnRefused =
-            Arc::new(move |claim, consumers, problem| events.refused(claim, consumers, problem));
+        let on_refused: OnRefused = Arc::new(move |refusal| events.refused(refusal));
         let paths = &parts.config.paths;
         let bridge = Bridge::new(BridgeParts {
             root: self.config.kubelet_root.clone(),

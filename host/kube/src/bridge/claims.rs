@@ -9,8 +9,9 @@ use tokio::time::Instant;
 
 use super::Context;
 use super::device_plugins::{device_id, is_plugin_claim, split_id};
+use crate::events::Refusal;
 use nodedock_core::manager::Manager;
-use nodedock_model::{DriverKind, DriverName, KubeletDevice, ObjectRef, Problem, ProblemCode};
+use nodedock_model::{DriverKind, DriverName, KubeletClaim, KubeletDevice, ObjectRef, Problem, ProblemCode};
 
 /// A start takes about so long.
 const HANDOVER_RETRY: Duration = Duration::from_secs(2);
@@ -60,14 +61,13 @@ impl Context {
         Ok(devices)
     }
 
-    /// Reports a refusal on the claim and its pods, unless it says nothing about them. The pods of a claim that is not prepared are
-    /// those that a moment ago were read with it; none, if it cannot be read now.
-    pub(super) async fn report_refusal(&self, claim: &ObjectRef, problem: &Problem) {
-        if problem.code == ProblemCode::HandingOver || problem.code == ProblemCode::ClaimNotRead {
+    /// Reports a refused prepare on the claim and its pods. The pods of a claim that is not prepared are those that a moment ago were read
+    /// with it; none, if it cannot be read now.
+    pub(super) async fn report_refused_prepare(&self, claim: &ObjectRef, problem: &Problem) {
+        if !is_reported(problem) {
             return;
         }
-        let prepared = self.parts.manager.held_for_kubelet();
-        let consumers = match prepared.into_iter().find(|prepared| prepared.claim.uid == claim.uid) {
+        let consumers = match self.parts.manager.claim_held_for_kubelet(&claim.uid) {
             Some(prepared) => prepared.consumers,
             None => {
                 let reading = self.parts.source.claim_with_uid(&claim.namespace, &claim.name, &claim.uid);
@@ -76,7 +76,24 @@ impl Context {
                 same.map(|read| read.reserved_for).unwrap_or_default()
             }
         };
-        (self.parts.on_refused)(claim, &consumers, problem);
+        (self.parts.on_refused)(&Refusal { action: "Prepare", claim, consumers: &consumers, problem });
+    }
+
+    /// Reports a refused unprepare on the claim and its pods. `held`: what the kubelet held before the request. A retry, of which there are
+    /// many, holds nothing any more and is not reported.
+    pub(super) fn report_refused_unprepare(
+        &self,
+        driver: &DriverName,
+        held: Option<KubeletClaim>,
+        problem: &Problem,
+    ) {
+        let held = held.filter(|held| held.drivers.contains(driver) && is_reported(problem));
+        if let Some(KubeletClaim { claim, consumers, .. }) = held {
+            let message = format!("it cannot be unprepared: {}", problem.message);
+            let problem = Problem { message, ..problem.clone() };
+            let (claim, consumers, problem) = (&claim, &consumers, &problem);
+            (self.parts.on_refused)(&Refusal { action: "Unprepare", claim, consumers, problem });
+        }
     }
 
     /// Drivers with which claims of the API server are prepared.
@@ -103,4 +120,9 @@ impl Context {
         let users = self.parts.manager.holders_of_device(driver, pool.as_str(), device.as_str());
         !users.is_empty() && !users.iter().any(is_plugin_claim)
     }
+}
+
+/// Whether a refusal says something about the claim.
+fn is_reported(problem: &Problem) -> bool {
+    problem.code != ProblemCode::HandingOver && problem.code != ProblemCode::ClaimNotRead
 }

@@ -32,9 +32,9 @@ use nodedock_core::manager::{Manager, ManagerParts, ManagerSettings};
 use nodedock_core::registry::DriverState;
 use nodedock_core::sysfs::SysfsTree;
 use nodedock_model::{
-    AllocatedDevice, Allocation, Claim, Device, DeviceAccess, DeviceHealth, DeviceName, DriverClaim,
-    DriverKind, Edits, HealthReport, HealthState, Inventory, LiveClaim, Pool, PoolName, PreparedClaim,
-    PreparedDevice,
+    AllocatedDevice, Allocation, Claim, Consumer, Device, DeviceAccess, DeviceHealth, DeviceName,
+    DriverClaim, DriverKind, Edits, HealthReport, HealthState, Inventory, LiveClaim, ObjectRef, Pool,
+    PoolName, PreparedClaim, PreparedDevice,
 };
 
 const GPU: &str = "gpu.example.com";
@@ -161,8 +161,9 @@ impl Node {
                 registry: self.registry.clone(),
             },
             source: self.source.clone(),
-            on_refused: Arc::new(move |claim, _, problem| {
-                refusals.lock().unwrap().push(format!("{} {}", claim.name, problem.code));
+            on_refused: Arc::new(move |Refusal { action, claim, consumers, problem }| {
+                let (pods, code) = (consumers.len(), &problem.code);
+                refusals.lock().unwrap().push(format!("{action} {} of {pods} pods: {code}", claim.name));
             }),
             changes: self.changes.clone(),
             conditions: self.conditions.clone(),

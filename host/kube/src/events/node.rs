@@ -2,11 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::ObjectReference;
-use kube::runtime::events::EventType;
+use kube::runtime::events::{Event, EventType};
 use tokio::sync::broadcast::error::RecvError;
 
-use super::{Events, camel_case, reference};
+use super::{Events, camel_case, named, warning};
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::{Condition, Conditions};
 use nodedock_base::tasks::Tasks;
@@ -24,9 +23,8 @@ pub fn publish_conditions(tasks: &Tasks, events: Events, conditions: Conditions,
             let now = messages(conditions.list());
             for (subject, type_, reason, note) in differences(&known, &now) {
                 // The recorder tells conditions of one reason apart by the related object.
-                let related = ObjectReference { name: Some(subject), ..ObjectReference::default() };
-                let node = reference("Node", None, &events.node_name, None);
-                events.publish(node, type_, reason, &note, Some(related));
+                let event = Event { type_, ..warning(&reason, "Check", note, Some(named(subject))) };
+                events.publish(events.node(), event);
             }
             known = now;
             loop {

@@ -48,13 +48,17 @@ impl Scene {
     }
 
     fn refuse(&self, message: &str) {
-        self.events.refused(&claim(), &[], &problem(message));
+        self.refuse_of(&[], message);
+    }
+
+    fn refuse_of(&self, consumers: &[Consumer], message: &str) {
+        let (claim, problem) = (&claim(), &problem(message));
+        self.events.refused(&Refusal { action: "Prepare", claim, consumers, problem });
     }
 
     fn publish_on_pod(&self, name: &str, note: &str) {
-        let [namespace, name] = ["default", name].map(|name| ObjectName::new(name).unwrap());
-        let pod = reference("Pod", Some(&namespace), &name, None);
-        self.events.publish(pod, EventType::Warning, "Some".to_owned(), note, None);
+        let namespace = ObjectName::new("default").unwrap();
+        self.events.publish(of_pod(&namespace, &pod(name)), warning("Some", "Check", note.to_owned(), None));
     }
 
     /// Numbers of events that were created, updated, refused and dropped.
@@ -78,7 +82,7 @@ async fn a_refusal_is_published_on_the_claim_and_its_pods_and_repeated_ones_are_
     let mut other = pod("job");
     other.resource = "jobs".to_owned();
     let consumers = [pod("pod-one-gpu"), other];
-    scene.events.refused(&claim(), &consumers, &problem("device gpu-0 is held\nby b"));
+    scene.refuse_of(&consumers, "device gpu-0 is held\nby b");
     tokio::time::sleep(SHORTLY).await;
     let mut events = scene.events();
     events.sort_by_key(|event| event["involvedObject"]["kind"].to_string());
@@ -101,7 +105,7 @@ async fn a_refusal_is_published_on_the_claim_and_its_pods_and_repeated_ones_are_
     ] {
         assert_eq!(on_claim[field], value, "{field}");
     }
-    scene.events.refused(&claim(), &consumers, &problem("device gpu-0 is held by b"));
+    scene.refuse_of(&consumers, "device gpu-0 is held by b");
     tokio::time::sleep(SHORTLY).await;
     let counts: Vec<_> = scene.events().iter().map(|event| event["series"]["count"].clone()).collect();
     assert_eq!(counts, [2, 2]);

@@ -161,6 +161,11 @@ impl Manager {
         self.table().claims().filter_map(|record| kubelet_claim(record)).collect()
     }
 
+    /// The claim, if it is of the API server and a kubelet holds parts of it.
+    pub fn claim_held_for_kubelet(&self, uid: &Uid) -> Option<KubeletClaim> {
+        self.table().claim(uid.as_str()).and_then(|record| kubelet_claim(record))
+    }
+
     /// The statuses that drivers reported for the devices of a kubelet's claims, by UID; claims without any are left out.
     pub fn device_statuses(&self) -> Vec<ClaimStatuses> {
         self.table().claims().filter_map(|record| statuses(record)).collect()

@@ -118,7 +118,8 @@ impl OfferedDriver {
     /// One claim. If its driver does not serve but may do so soon, it is waited for, and the claim retried once. A claim that needs no
     /// driver, because it is prepared already, does not wait.
     async fn handle(&self, call: &Call, claim: &ObjectRef) -> Result<Vec<KubeletDevice>, Problem> {
-        let context = &self.context;
+        let (context, is_prepare) = (&self.context, call.method.is_prepare);
+        let held = (!is_prepare).then(|| context.parts.manager.claim_held_for_kubelet(&claim.uid)).flatten();
         let mut outcome = self.attempt(call, claim).await;
         if outcome.as_ref().err().is_some_and(|problem| self.waits_after(problem))
             && context.serves_within(&self.name, call.patience).await
@@ -126,10 +127,14 @@ impl OfferedDriver {
             outcome = self.attempt(call, claim).await;
         }
         // Only what the kubelet is answered is a refusal.
-        if let (true, Err(problem)) = (call.method.is_prepare, &outcome) {
-            let (context, claim, problem) = (context.clone(), claim.clone(), problem.clone());
-            let report = async move { context.report_refusal(&claim, &problem).await };
-            self.context.parts.tasks.complete("kubelet-refusal", report).await;
+        match &outcome {
+            Ok(_) => {}
+            Err(problem) if is_prepare => {
+                let (context, claim, problem) = (context.clone(), claim.clone(), problem.clone());
+                let report = async move { context.report_refused_prepare(&claim, &problem).await };
+                self.context.parts.tasks.complete("kubelet-refusal", report).await;
+            }
+            Err(problem) => context.report_refused_unprepare(&self.name, held, problem),
         }
         outcome
     }

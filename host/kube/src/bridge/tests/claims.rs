@@ -77,7 +77,8 @@ async fn every_claim_is_answered_in_both_versions() {
     assert!(answers["uid-none"].error.ends_with("(no-such-claim)"), "{answers:?}");
     let mut refusals = node.refusals.lock().unwrap().clone();
     refusals.sort();
-    assert_eq!(refusals, ["held device-held", "none no-such-claim"]);
+    let expected = ["Prepare held of 1 pods: device-held", "Prepare none of 0 pods: no-such-claim"];
+    assert_eq!(refusals, expected);
 
     let mut beta = V1beta1::new(connect(&node.service(GPU)).await.unwrap());
     let of =
@@ -160,7 +161,7 @@ async fn a_claim_waits_for_a_driver_that_loads_and_one_that_is_prepared_does_not
         "half of the time is over: {answers:?}"
     );
     assert_eq!(answers["uid-two"].error, "");
-    assert_eq!(*node.refusals.lock().unwrap(), ["one driver-not-serving"]);
+    assert_eq!(*node.refusals.lock().unwrap(), ["Prepare one of 1 pods: driver-not-serving"]);
     assert!(!waiting.is_finished());
     node.serve(GPU);
     assert_eq!(soon(waiting).await.unwrap().unwrap()["uid-one"].error, "");
@@ -171,6 +172,21 @@ async fn a_claim_waits_for_a_driver_that_loads_and_one_that_is_prepared_does_not
     node.source.put("three", "pool", "c");
     let answers = soon(prepare(&client, claims(&["three"]))).await.unwrap();
     assert!(answers["uid-three"].error.ends_with("(driver-not-serving)"), "{answers:?}");
+    running.drain().await;
+}
+
+#[tokio::test]
+async fn an_unprepare_that_waits_for_a_driver_that_is_gone_is_reported_once() {
+    let (node, running, mut client) = offered().await;
+    soon(prepare(&client, claims(&["one", "two"]))).await.unwrap();
+    node.retire(GPU, DriverState::Failed);
+    for _ in 0..3 {
+        let request = v1::NodeUnprepareResourcesRequest { claims: claims(&["one", "none"]) };
+        let answers = client.node_unprepare_resources(request).await.unwrap().into_inner().into_claims();
+        assert!(answers["uid-one"].error.ends_with("(driver-not-serving)"), "{answers:?}");
+        assert_eq!(answers["uid-none"].error, "");
+    }
+    assert_eq!(*node.refusals.lock().unwrap(), ["Unprepare one of 1 pods: driver-not-serving"]);
     running.drain().await;
 }
 
