@@ -1,8 +1,9 @@
-//! Events on claims, pods and the node: why something was refused, where people look for it.
+//! Events on claims, pods and the node: why something was refused or a device cannot be used, where people look for it.
 //!
 //! Given what happened, from any task and at any rate, it publishes events of `events.k8s.io/v1`; the recorder counts the same event of
 //! an object in a series. Nothing waits for an event: one that cannot be published for minutes is dropped and counted.
 
+mod devices;
 mod node;
 #[cfg(test)]
 mod tests;
@@ -13,10 +14,12 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until};
 
+pub use self::devices::on_unhealthy;
 pub use self::node::publish_conditions;
 use super::client::{ApiError, DraResource, DraVersion, ErrorKind, KubeClient, Verb};
 use super::facts::NodeFacts;
@@ -37,6 +40,10 @@ const EVENT_PODS_MAX: usize = 8;
 /// Burst of events, and the interval of further ones: a kubelet retries the claims of all pods of the node in the same steps.
 const EVENTS_BURST: u32 = 50;
 const EVENTS_EVERY: Duration = Duration::from_secs(2);
+
+/// The same for events about unhealthy devices, of which a node has thousands: most of the rate is left to refusals.
+const DEVICE_EVENTS_BURST: u32 = 10;
+const DEVICE_EVENTS_EVERY: Duration = Duration::from_secs(6);
 
 /// An event that waits for longer is dropped.
 const EVENT_AGE_MAX: Duration = Duration::from_secs(600);
@@ -72,7 +79,8 @@ struct Publication {
 #[derive(Default)]
 struct Counters {
     refused: Counter,
-    /// Never published: the queue was full, or the API server could not be reached or forbade it for too long.
+    /// Never published: the queue was full, there were too many of devices, or the API server could not be reached or forbade it for
+    /// too long.
     dropped: Counter,
 }
 
@@ -83,6 +91,7 @@ pub struct Events {
     kube: KubeClient,
     node_name: ObjectName,
     counters: Arc<Counters>,
+    device_tokens: Arc<Mutex<TokenBucket>>,
 }
 
 impl Events {
@@ -95,13 +104,15 @@ impl Events {
         conditions: Conditions,
     ) -> Self {
         let (queue, waiting) = mpsc::channel(EVENTS_MAX);
-        let events = Self { queue, kube, node_name, counters: Arc::default() };
+        let device_tokens = bucket(DEVICE_EVENTS_EVERY, DEVICE_EVENTS_BURST);
+        let (counters, device_tokens) = (Arc::default(), Arc::new(Mutex::new(device_tokens)));
+        let events = Self { queue, kube, node_name, counters, device_tokens };
         let publisher = Publisher {
             recorder: events.recorder(),
             events: events.clone(),
             node,
             conditions,
-            tokens: TokenBucket::full(EVENTS_EVERY.as_secs_f64().recip(), EVENTS_BURST, Instant::now()),
+            tokens: bucket(EVENTS_EVERY, EVENTS_BURST),
             backoff: Backoff::new(limit::KUBE_RETRY_MIN, limit::KUBE_RETRY_MAX),
             forbidden: BTreeMap::new(),
         };
@@ -151,6 +162,10 @@ impl Events {
             ("dropped", counters.dropped.get()),
         ]
     }
+}
+
+fn bucket(every: Duration, burst: u32) -> TokenBucket {
+    TokenBucket::full(every.as_secs_f64().recip(), burst, Instant::now())
 }
 
 fn warning(reason: &str, action: &str, note: String, related: Option<ObjectReference>) -> Event {

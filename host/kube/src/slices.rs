@@ -24,10 +24,13 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
 use std::time::Duration;
+
 use tokio::sync::watch;
 
 pub use drivers::{DriverSnapshot, watch_drivers};
+pub use health::UnhealthyDevice;
 pub use report::{PoolStatus, SliceReport};
 pub use slice::PoolKey;
 
@@ -41,6 +44,9 @@ use nodedock_model::ObjectName;
 /// Delay from the first change of slices to the reconcile: changes come in bursts.
 const SLICE_SETTLE: Duration = Duration::from_millis(100);
 
+/// Called with each device that became unhealthy: once until it has been healthy for a while.
+pub type OnUnhealthy = Arc<dyn Fn(&UnhealthyDevice) + Send + Sync>;
+
 /// What the slices depend on.
 pub struct SliceParts {
     pub kube: KubeClient,
@@ -50,6 +56,7 @@ pub struct SliceParts {
     /// and the slices of the old one are garbage-collected.
     pub node: Facts,
     pub names: PoolNames,
+    pub on_unhealthy: OnUnhealthy,
     pub conditions: Conditions,
     pub report: SliceReport,
     pub tasks: Tasks,

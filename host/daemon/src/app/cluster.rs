@@ -134,7 +134,7 @@ impl Connected {
         );
         parts.tasks.spawn("held-claims", report);
         let settled = parts.at_start.settled(parts.registry.clone(), &parts.changes, &parts.tasks);
-        let slices = self.slices(parts, facts, settled.clone());
+        let slices = self.slices(parts, facts, events.clone(), settled.clone());
         bridge.start();
         let (client, claims) = (self.client, self.claims);
         let cluster = Cluster { bridge, client, claims, slices, statuses, events, reconcile, settled };
@@ -142,7 +142,13 @@ impl Connected {
     }
 
     /// Writes slices until the tasks stop. They are not deleted then.
-    fn slices(&self, parts: &Parts<'_>, node: Facts, settled: watch::Receiver<bool>) -> SliceReport {
+    fn slices(
+        &self,
+        parts: &Parts<'_>,
+        node: Facts,
+        events: Events,
+        settled: watch::Receiver<bool>,
+    ) -> SliceReport {
         let report = SliceReport::default();
         slices::start(SliceParts {
             kube: self.client.clone(),
@@ -150,6 +156,7 @@ impl Connected {
             drivers: slices::watch_drivers(parts.registry.clone(), &parts.changes, settled, &parts.tasks),
             node,
             names: self.pools.names.clone(),
+            on_unhealthy: events::on_unhealthy(events, parts.manager.clone()),
             conditions: parts.conditions.clone(),
             report: report.clone(),
             tasks: parts.tasks.clone(),

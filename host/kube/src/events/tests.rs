@@ -12,11 +12,11 @@ use crate::events::{
 const CLAIM_UID: &str = "68a5aecc-0b16-411c-ac56-2f23834fb15c";
 const SHORTLY: Duration = Duration::from_millis(100);
 
-fn claim() -> ObjectRef {
+pub(super) fn claim() -> ObjectRef {
     ObjectRef::new("default", "one-gpu", CLAIM_UID).unwrap()
 }
 
-fn pod(name: &str) -> Consumer {
+pub(super) fn pod(name: &str) -> Consumer {
     Consumer {
         api_group: String::new(),
         resource: "pods".to_owned(),
@@ -29,15 +29,15 @@ fn problem(message: &str) -> Problem {
     Problem::conflict("device-held", message)
 }
 
-struct Scene {
+pub(super) struct Scene {
     server: Arc<ApiServer>,
     tasks: Tasks,
-    events: Events,
+    pub(super) events: Events,
     conditions: Conditions,
 }
 
 impl Scene {
-    async fn new() -> Self {
+    pub(super) async fn new() -> Self {
         let server = Arc::new(ApiServer::start().await);
         let (tasks, conditions) = (Tasks::new(), Conditions::default());
         let node = ObjectName::new("node-1").unwrap();
@@ -47,7 +47,7 @@ impl Scene {
         Self { server, tasks, events, conditions }
     }
 
-    fn refuse(&self, message: &str) {
+    pub(super) fn refuse(&self, message: &str) {
         self.refuse_of(&[], message);
     }
 
@@ -62,11 +62,11 @@ impl Scene {
     }
 
     /// Numbers of events that were created, updated, refused and dropped.
-    fn counts(&self) -> [u64; 4] {
+    pub(super) fn counts(&self) -> [u64; 4] {
         self.events.counts().map(|(_, count)| count)
     }
 
-    fn events(&self) -> Vec<Value> {
+    pub(super) fn events(&self) -> Vec<Value> {
         self.server.list("events")
     }
 

@@ -1,6 +1,6 @@
 //! Pools of drivers as ResourceSlices contain them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use k8s_openapi::api::resource::v1 as api;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -14,12 +14,12 @@ use nodedock_model::{
 /// The standard attribute of a device's NUMA node (KEP-6072).
 const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
 
-/// Returns what the slices of a pool are to contain. `unhealthy` devices get the taint of [`UNHEALTHY`].
-pub(super) fn content(pool: &Pool, unhealthy: &BTreeSet<DeviceName>) -> Content {
+/// Returns what the slices of a pool are to contain. `unhealthy` devices get the taint of [`UNHEALTHY`] with these values.
+pub(super) fn content(pool: &Pool, unhealthy: &BTreeMap<DeviceName, String>) -> Content {
     let devices = pool
         .devices
         .iter()
-        .map(|(name, known)| (name.to_string(), Entry::of(&device(name, known, unhealthy.contains(name)))));
+        .map(|(name, known)| (name.to_string(), Entry::of(&device(name, known, unhealthy.get(name)))));
     // The API has no pool without devices, so their counters would count nothing.
     let sets = pool.shared_counters.iter().filter(|_| !pool.devices.is_empty());
     let sets = sets.map(|set| {
@@ -29,7 +29,7 @@ pub(super) fn content(pool: &Pool, unhealthy: &BTreeSet<DeviceName>) -> Content 
     Content { devices: devices.collect(), shared_counters: sets.collect() }
 }
 
-fn device(name: &DeviceName, device: &Device, is_unhealthy: bool) -> api::Device {
+fn device(name: &DeviceName, device: &Device, unhealthy: Option<&String>) -> api::Device {
     let own = device.attributes.iter().map(|(name, value)| (name.to_string(), attribute(value)));
     let mut attributes: BTreeMap<_, _> = own.collect();
     if let Some(node) = numa_node(device) {
@@ -49,7 +49,7 @@ fn device(name: &DeviceName, device: &Device, is_unhealthy: bool) -> api::Device
         capacity: Some(capacity.collect()).filter(is_set),
         consumes_counters: Some(consumes.collect()).filter(is_set),
         allow_multiple_allocations: Some(device.allow_multiple_allocations).filter(is_set),
-        taints: Some(taints(device, is_unhealthy)).filter(is_set),
+        taints: Some(taints(device, unhealthy)).filter(is_set),
         ..api::Device::default()
     }
 }
@@ -106,7 +106,7 @@ fn counters(set: &CounterSet) -> BTreeMap<String, api::Counter> {
     counters.map(|(name, value)| (name.clone(), api::Counter { value: quantity(value) })).collect()
 }
 
-fn taints(device: &Device, is_unhealthy: bool) -> Vec<api::DeviceTaint> {
+fn taints(device: &Device, unhealthy: Option<&String>) -> Vec<api::DeviceTaint> {
     let taint = |key: &str, value: &str, effect: TaintEffect| api::DeviceTaint {
         key: key.to_owned(),
         value: Some(value.to_owned()).filter(is_set),
@@ -117,8 +117,8 @@ fn taints(device: &Device, is_unhealthy: bool) -> Vec<api::DeviceTaint> {
     let mut taints: Vec<_> = own.map(|own| taint(&own.key, &own.value, own.effect)).collect();
     // A device that has this taint from its driver, or no room for one more, is left as the driver describes it.
     let has_room = taints.len() < limit::TAINTS_MAX && taints.iter().all(|taint| taint.key != UNHEALTHY);
-    if is_unhealthy && has_room {
-        taints.push(taint(UNHEALTHY, "", TaintEffect::NoSchedule));
+    if let Some(value) = unhealthy.filter(|_| has_room) {
+        taints.push(taint(UNHEALTHY, value, TaintEffect::NoSchedule));
     }
     taints
 }

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::convert;
 use super::drivers::DriverSnapshot;
-use super::health::{Devices, UnhealthyDevices};
+use super::health::{TaintedDevices, UnhealthyDevice, UnhealthyDevices};
 use super::slice::{self, Content, PoolKey, Slice};
 use crate::pools::PoolNames;
 use nodedock_core::driver::Published;
@@ -25,13 +25,15 @@ pub(super) struct DesiredState {
     gone_since: BTreeMap<DriverName, Instant>,
     /// Drivers that are surely gone: their slices are to be deleted.
     pub(super) withdrawn: BTreeSet<DriverName>,
+    /// Devices that became unhealthy and were not reported yet.
+    pub(super) new_unhealthy: Vec<UnhealthyDevice>,
 }
 
 #[derive(Default)]
 struct DriverState {
     unhealthy: UnhealthyDevices,
     /// What `pools` was derived from.
-    source: Option<(Arc<Published>, Devices)>,
+    source: Option<(Arc<Published>, TaintedDevices)>,
     pools: BTreeMap<PoolName, Arc<Content>>,
     /// Pools whose name in the API would be too long, with the reason.
     unnameable: BTreeMap<PoolName, String>,
@@ -40,7 +42,7 @@ struct DriverState {
 impl DesiredState {
     pub(super) fn new(names: PoolNames) -> Self {
         let (drivers, gone_since) = (BTreeMap::new(), BTreeMap::new());
-        Self { names, drivers, gone_since, withdrawn: BTreeSet::new() }
+        Self { names, drivers, gone_since, withdrawn: BTreeSet::new(), new_unhealthy: Vec::new() }
     }
 
     /// Returns the desired content of a pool, also of a driver that does not serve now.
@@ -118,9 +120,15 @@ impl DesiredState {
     ) -> Option<Instant> {
         let tainted = self.tainted(driver, slices);
         let state = self.drivers.entry(driver.clone()).or_default();
-        state.unhealthy.update(now, &published.health, &tainted);
+        let new = state.unhealthy.update(now, &published.health, &tainted).into_iter();
+        self.new_unhealthy.extend(new.map(|((pool, device), message)| UnhealthyDevice {
+            driver: driver.clone(),
+            pool: pool.clone(),
+            device: device.clone(),
+            message: message.to_owned(),
+        }));
         let unhealthy = state.unhealthy.devices();
-        let is_known = |(known, devices): &(Arc<Published>, Devices)| {
+        let is_known = |(known, devices): &(Arc<Published>, TaintedDevices)| {
             Arc::ptr_eq(known, published) && *devices == unhealthy
         };
         if !state.source.as_ref().is_some_and(is_known) {
@@ -131,15 +139,15 @@ impl DesiredState {
     }
 
     /// Returns the devices of a driver that have the taint of unhealthy ones in observed slices.
-    fn tainted(&self, driver: &DriverName, slices: &[Arc<Slice>]) -> Devices {
-        let mut tainted = Devices::new();
+    fn tainted(&self, driver: &DriverName, slices: &[Arc<Slice>]) -> TaintedDevices {
+        let mut tainted = TaintedDevices::new();
         for slice in slices.iter().filter(|slice| slice.spec.driver == *driver) {
             let Ok(pool) = PoolName::new(self.names.local(slice.spec.pool.name.as_str())) else {
                 continue;
             };
             for (name, device) in &slice.spec.content.devices {
-                if let (true, Ok(name)) = (device.is_unhealthy(), DeviceName::new(name)) {
-                    tainted.insert((pool.clone(), name));
+                if let (Some(value), Ok(name)) = (device.unhealthy(), DeviceName::new(name)) {
+                    tainted.insert((pool.clone(), name), value.to_owned());
                 }
             }
         }
@@ -148,7 +156,7 @@ impl DesiredState {
 }
 
 impl DriverState {
-    fn derive_pools(&mut self, names: &PoolNames, inventory: &Inventory, unhealthy: &Devices) {
+    fn derive_pools(&mut self, names: &PoolNames, inventory: &Inventory, unhealthy: &TaintedDevices) {
         let before = std::mem::take(&mut self.pools);
         self.unnameable.clear();
         // Of a pool that is an extended resource as well, a scheduler could promise a device twice.
@@ -160,8 +168,8 @@ impl DriverState {
                     continue;
                 }
             };
-            let of_pool = unhealthy.iter().filter(|(of, _)| of == name);
-            let unhealthy = of_pool.map(|(_, device)| device.clone()).collect();
+            let of_pool = unhealthy.iter().filter(|((of, _), _)| of == name);
+            let unhealthy = of_pool.map(|((_, device), value)| (device.clone(), value.clone())).collect();
             let content = convert::content(pool, &unhealthy);
             let known = before.get(&published).filter(|known| ***known == content);
             let content = known.map_or_else(|| Arc::new(content), Arc::clone);

@@ -75,9 +75,10 @@ impl Entry {
         list(&self.normalized, "taints").iter().map(Value::to_string).zip(added)
     }
 
-    /// Whether the device has the taint of unhealthy ones.
-    pub(super) fn is_unhealthy(&self) -> bool {
-        list(&self.json, "taints").iter().any(|taint| taint["key"] == UNHEALTHY)
+    /// Returns the value of the taint of unhealthy devices, if the device has it.
+    pub(super) fn unhealthy(&self) -> Option<&str> {
+        let taint = list(&self.json, "taints").iter().find(|taint| taint["key"] == UNHEALTHY)?;
+        Some(taint["value"].as_str().unwrap_or_default())
     }
 
     /// Returns the entry with the times at which its taints were added, as far as they are known.

@@ -1,28 +1,45 @@
-//! Which devices get the taint of unhealthy ones. Pure.
+//! Which devices get the taint of unhealthy ones, and with which value. Pure.
 //!
 //! An unhealthy device gets it at once and keeps it until it was not reported unhealthy for a while, so that a flapping device stays
 //! tainted. An unhealthy device whose health becomes unknown counts as unhealthy. A taint that is in a slice without a known reason, after
 //! a restart or because another instance added it, counts as if the device had been unhealthy until now.
+//!
+//! The value of a taint says why. It is that of the first message, or what the slice has already: a message that changes every second
+//! must not cause a write each time.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use nodedock_model::{DeviceName, HealthReport, HealthState, PoolName};
+use nodedock_model::{DeviceName, DriverName, HealthReport, HealthState, PoolName};
 
 /// Time that a device keeps the taint after its last unhealthy report: flapping must not cause a write each time.
 pub(crate) const SLICE_TAINT_HOLD: Duration = Duration::from_secs(30);
 
-/// Devices, by the names that their driver gives them.
-pub(super) type Devices = BTreeSet<(PoolName, DeviceName)>;
+/// Value of a label or a taint.
+const TAINT_VALUE_BYTES_MAX: usize = 63;
+
+/// A device that became unhealthy, by the names that its driver gives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnhealthyDevice {
+    pub driver: DriverName,
+    pub pool: PoolName,
+    pub device: DeviceName,
+    pub message: String,
+}
+
+/// Devices by the names that their driver gives them, with the values of their taints.
+pub(super) type TaintedDevices = BTreeMap<(PoolName, DeviceName), String>;
 
 /// The devices of one driver that were unhealthy recently.
 #[derive(Debug, Clone, Default)]
 pub(super) struct UnhealthyDevices(BTreeMap<(PoolName, DeviceName), Illness>);
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Illness {
+    /// Of the taint.
+    value: String,
     /// When the device was unhealthy last; now, as long as it is.
     last: Instant,
     is_unhealthy: bool,
@@ -31,30 +48,48 @@ struct Illness {
 }
 
 impl UnhealthyDevices {
-    /// Takes the driver's current report, and which devices have the taint in observed slices.
-    pub(super) fn update(&mut self, now: Instant, report: &HealthReport, tainted: &Devices) {
-        let recovered = Illness { last: now, is_unhealthy: false, is_over: false };
-        let unhealthy = Illness { is_unhealthy: true, ..recovered };
-        for device in tainted {
-            self.0.entry(device.clone()).or_insert(recovered);
+    /// Takes the driver's current report, and the taints in observed slices. Returns the devices that became unhealthy, and why.
+    pub(super) fn update<'a>(
+        &mut self,
+        now: Instant,
+        report: &'a HealthReport,
+        tainted: &TaintedDevices,
+    ) -> Vec<(&'a (PoolName, DeviceName), &'a str)> {
+        let mut new = Vec::new();
+        for (device, value) in tainted {
+            let recovered =
+                || Illness { value: String::new(), last: now, is_unhealthy: false, is_over: false };
+            self.0.entry(device.clone()).or_insert_with(recovered).value.clone_from(value);
         }
         self.0.values_mut().for_each(|illness| illness.is_unhealthy = false);
         for (device, health) in report {
-            let known = self.0.get(device).is_some_and(|illness| !illness.is_over);
-            if health.state == HealthState::Unhealthy || (health.state == HealthState::Unknown && known) {
-                self.0.insert(device.clone(), unhealthy);
+            let known = self.0.get(device).filter(|illness| !illness.is_over);
+            let is_unhealthy = match health.state {
+                HealthState::Unhealthy => true,
+                HealthState::Unknown => known.is_some(),
+                HealthState::Healthy => false,
+            };
+            if is_unhealthy {
+                let value = known.map(|illness| &illness.value).or(tainted.get(device)).cloned();
+                if known.is_none() {
+                    new.push((device, health.message.as_str()));
+                }
+                let value = value.unwrap_or_else(|| taint_value(&health.message));
+                let illness = Illness { value, last: now, is_unhealthy: true, is_over: false };
+                self.0.insert(device.clone(), illness);
             }
         }
         for illness in self.0.values_mut() {
             illness.is_over |= !illness.is_unhealthy && now >= illness.last + SLICE_TAINT_HOLD;
         }
-        self.0.retain(|device, illness| !illness.is_over || tainted.contains(device));
+        self.0.retain(|device, illness| !illness.is_over || tainted.contains_key(device));
+        new
     }
 
     /// Returns the devices that are to have the taint.
-    pub(super) fn devices(&self) -> Devices {
+    pub(super) fn devices(&self) -> TaintedDevices {
         let tainted = self.0.iter().filter(|(_, illness)| !illness.is_over);
-        tainted.map(|(device, _)| device.clone()).collect()
+        tainted.map(|(device, illness)| (device.clone(), illness.value.clone())).collect()
     }
 
     /// Returns when the next device recovers if no further report comes.
@@ -62,6 +97,23 @@ impl UnhealthyDevices {
         let recovering = self.0.values().filter(|illness| !illness.is_unhealthy && !illness.is_over);
         recovering.map(|illness| illness.last + SLICE_TAINT_HOLD).min()
     }
+}
+
+/// The first part of a message as the value of a taint: its words, joined by dashes.
+fn taint_value(message: &str) -> String {
+    let first = message.split([':', ';', ',', '(']).next().unwrap_or_default();
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let words = first.split(|c| !is_allowed(c));
+    let words = words.map(|word| word.trim_matches(['-', '_', '.'])).filter(|word| !word.is_empty());
+    let mut value = String::new();
+    for word in words {
+        let dash = if value.is_empty() { "" } else { "-" };
+        if value.len() + dash.len() + word.len() > TAINT_VALUE_BYTES_MAX {
+            break;
+        }
+        value = value + dash + word;
+    }
+    value
 }
 
 #[cfg(test)]
@@ -74,7 +126,19 @@ mod tests {
     }
 
     fn report(state: HealthState) -> HealthReport {
-        HealthReport::from([(device(), DeviceHealth { state, ..DeviceHealth::default() })])
+        because(state, "")
+    }
+
+    fn because(state: HealthState, message: &str) -> HealthReport {
+        HealthReport::from([(device(), DeviceHealth { state, message: message.to_owned() })])
+    }
+
+    fn tainted(value: &str) -> TaintedDevices {
+        TaintedDevices::from([(device(), value.to_owned())])
+    }
+
+    fn none() -> TaintedDevices {
+        TaintedDevices::new()
     }
 
     fn is_tainted(devices: &UnhealthyDevices) -> bool {
@@ -87,7 +151,7 @@ mod tests {
         let start = Instant::now();
         let mut devices = UnhealthyDevices::default();
         let mut update = |at: u64, state| {
-            devices.update(start + Duration::from_secs(at), &report(state), &BTreeSet::new());
+            devices.update(start + Duration::from_secs(at), &report(state), &none());
             (is_tainted(&devices), devices.next_recovery().map(|due| (due - start).as_secs()))
         };
         for (at, state, expected) in [
@@ -108,9 +172,9 @@ mod tests {
 
     #[test]
     fn a_taint_without_a_known_reason_is_kept_for_a_while_and_not_adopted_again_while_it_is_removed() {
-        let (start, tainted) = (Instant::now(), BTreeSet::from([device()]));
+        let (start, tainted) = (Instant::now(), tainted(""));
         let mut devices = UnhealthyDevices::default();
-        let mut update = |at: u64, tainted: &Devices| {
+        let mut update = |at: u64, tainted: &TaintedDevices| {
             devices.update(start + Duration::from_secs(at), &report(HealthState::Healthy), tainted);
             is_tainted(&devices)
         };
@@ -118,7 +182,7 @@ mod tests {
         assert!(update(29, &tainted));
         assert!(!update(30, &tainted), "it is over");
         assert!(!update(35, &tainted), "the slice was not written yet");
-        assert!(!update(36, &BTreeSet::new()));
+        assert!(!update(36, &none()));
         assert!(update(40, &tainted), "it was added again");
     }
 
@@ -126,10 +190,57 @@ mod tests {
     fn a_device_that_is_no_longer_reported_recovers_after_a_while() {
         let start = Instant::now();
         let mut devices = UnhealthyDevices::default();
-        devices.update(start, &report(HealthState::Unhealthy), &BTreeSet::new());
-        devices.update(start + SLICE_TAINT_HOLD / 2, &HealthReport::new(), &BTreeSet::new());
+        devices.update(start, &report(HealthState::Unhealthy), &none());
+        devices.update(start + SLICE_TAINT_HOLD / 2, &HealthReport::new(), &none());
         assert!(is_tainted(&devices));
-        devices.update(start + SLICE_TAINT_HOLD, &HealthReport::new(), &BTreeSet::new());
+        devices.update(start + SLICE_TAINT_HOLD, &HealthReport::new(), &none());
         assert!(!is_tainted(&devices));
+    }
+
+    #[test]
+    fn a_device_becomes_unhealthy_once_and_keeps_the_value_of_its_taint_until_it_recovered() {
+        use HealthState::{Healthy, Unhealthy, Unknown};
+        let start = Instant::now();
+        let mut devices = UnhealthyDevices::default();
+        let mut update = |at: u64, state, message, tainted: &TaintedDevices| {
+            let report = because(state, message);
+            let new = devices.update(start + Duration::from_secs(at), &report, tainted);
+            (new.len(), devices.devices().remove(&device()))
+        };
+        let value = |value: &str| Some(value.to_owned());
+        assert_eq!(update(0, Unhealthy, "90 C: throttled", &none()), (1, value("90-C")));
+        let tainted_90 = tainted("90-C");
+        assert_eq!(update(1, Unhealthy, "91 C", &tainted_90), (0, value("90-C")));
+        assert_eq!(update(2, Healthy, "", &tainted_90), (0, value("90-C")));
+        assert_eq!(update(3, Unknown, "92 C", &tainted_90), (0, value("90-C")));
+        assert_eq!(update(4, Healthy, "", &tainted_90), (0, value("90-C")));
+        assert_eq!(update(40, Healthy, "", &tainted_90), (0, None));
+        // It is unhealthy again before the slice was written: the slice stays as it is.
+        assert_eq!(update(41, Unhealthy, "93 C", &tainted_90), (1, value("90-C")));
+        assert_eq!(update(60, Healthy, "", &tainted_90), (0, value("90-C")));
+        assert_eq!(update(111, Healthy, "", &tainted_90), (0, None));
+        assert_eq!(update(112, Unhealthy, "94 C", &none()), (1, value("94-C")));
+        // What another instance wrote stays too, and is not new after a restart.
+        assert_eq!(update(113, Unhealthy, "95 C", &tainted("")), (0, value("")));
+        let mut devices = UnhealthyDevices::default();
+        assert_eq!(devices.update(start, &because(Unhealthy, "96 C"), &tainted_90), []);
+        assert_eq!(devices.devices(), tainted_90);
+    }
+
+    #[test]
+    fn the_value_of_a_taint_is_that_of_a_label() {
+        let long = "a".repeat(40);
+        for (message, value) in [
+            ("", ""),
+            ("it is too hot", "it-is-too-hot"),
+            ("ECC errors: 5 in 10 s", "ECC-errors"),
+            ("-- _temp._ 93.5\u{b0}C / lost, ...", "temp-93.5-C-lost"),
+            ("\u{fc}ber", "ber"),
+            (&format!("{long} {long}"), &long),
+            (&"a".repeat(64), ""),
+            (": x", ""),
+        ] {
+            assert_eq!(taint_value(message), value, "{message}");
+        }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use nodedock_stand_ins::api_server::{ApiServer, Fault, When};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
@@ -70,6 +71,8 @@ pub(super) struct Daemon {
     pub(super) facts: Facts,
     pub(super) conditions: Conditions,
     pub(super) report: SliceReport,
+    /// Messages of devices that became unhealthy.
+    pub(super) unhealthy: Arc<Mutex<Vec<String>>>,
     tasks: Tasks,
 }
 
@@ -93,17 +96,20 @@ impl Daemon {
         let (kube, node_name, (drivers, snapshots)) = (over(server), node().name, watch::channel(drivers));
         let (conditions, report, tasks) = (Conditions::default(), SliceReport::default(), Tasks::new());
         let facts = Facts::start(&tasks, &kube, node_name.clone(), Conditions::default());
+        let unhealthy = Arc::<Mutex<Vec<String>>>::default();
+        let messages = unhealthy.clone();
         start(SliceParts {
             kube,
             node_name,
             drivers: snapshots,
             node: facts.clone(),
             names: PoolNames { node: ObjectName::new(node_of_pools).unwrap() },
+            on_unhealthy: Arc::new(move |device| messages.lock().push(device.message.clone())),
             conditions: conditions.clone(),
             report: report.clone(),
             tasks: tasks.clone(),
         });
-        Self { drivers, facts, conditions, report, tasks }
+        Self { drivers, facts, conditions, report, unhealthy, tasks }
     }
 
     pub(super) fn serve(&self, published: Published) {

@@ -10,13 +10,15 @@ use crate::facts::NODE_READ_MAX;
 use crate::slices::health::SLICE_TAINT_HOLD;
 use nodedock_model::{CounterSet, ProblemCode};
 
-/// Key and time of each taint.
+/// Value and time of each taint.
 fn taints(server: &nodedock_stand_ins::api_server::ApiServer) -> Vec<(String, String)> {
     let text = |taint: &Value, field: &str| taint[field].as_str().unwrap().to_owned();
     let slices = server.list("resourceslices");
     let devices = slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().into_iter().flatten());
     let taints = devices.flat_map(|device| device["taints"].as_array().into_iter().flatten());
-    taints.map(|taint| (text(taint, "key"), text(taint, "timeAdded"))).collect()
+    taints
+        .map(|taint| (taint["value"].as_str().unwrap_or_default().to_owned(), text(taint, "timeAdded")))
+        .collect()
 }
 
 fn healthy() -> Published {
@@ -24,7 +26,13 @@ fn healthy() -> Published {
 }
 
 fn unhealthy() -> Published {
-    with_health(published(&[("p", &devices(3))]), "p", 1, HealthState::Unhealthy)
+    because("it is hot")
+}
+
+fn because(message: &str) -> Published {
+    let mut published = with_health(published(&[("p", &devices(3))]), "p", 1, HealthState::Unhealthy);
+    published.health.values_mut().for_each(|health| message.clone_into(&mut health.message));
+    published
 }
 
 #[tokio::test(start_paused = true)]
@@ -34,17 +42,18 @@ async fn an_unhealthy_device_is_tainted_soon_and_until_it_was_healthy_for_a_whil
     daemon.serve(unhealthy());
     pass(1).await;
     let since = taints(&server);
-    assert_eq!((writes(&server).len(), since.len()), (1, 1));
-    // It flaps.
-    for _ in 0..10 {
+    assert_eq!((writes(&server).len(), since.len(), &since[0].0[..]), (1, 1, "it-is-hot"));
+    // It flaps, each time for another reason.
+    for minute in 0..10 {
         daemon.serve(healthy());
         pass(10).await;
-        daemon.serve(unhealthy());
+        daemon.serve(because(&format!("hot for {minute} minutes")));
         pass(10).await;
     }
     server.kubelet_starts(NODE);
     pass(2).await;
     assert_eq!((writes(&server).len(), taints(&server)), (1, since), "the wipe alone");
+    assert_eq!(*daemon.unhealthy.lock(), ["it is hot"]);
     daemon.serve(healthy());
     pass(SLICE_TAINT_HOLD.as_secs() + 2).await;
     assert_eq!((writes(&server).len(), taints(&server)), (1, Vec::new()));
@@ -60,8 +69,11 @@ async fn a_restart_does_not_remove_the_taint_of_a_device_that_flaps() {
     let since = taints(&server);
     daemon.stop().await;
     writes(&server);
-    let _daemon = Daemon::start(&server, serving(GPU, healthy()));
+    let daemon = Daemon::start(&server, serving(GPU, because("still hot")));
+    pass(5).await;
+    daemon.serve(healthy());
     pass(20).await;
+    assert_eq!(*daemon.unhealthy.lock(), [""; 0]);
     assert_eq!((writes(&server).len(), taints(&server)), (0, since));
     pass(20).await;
     assert_eq!((writes(&server).len(), taints(&server)), (1, Vec::new()));

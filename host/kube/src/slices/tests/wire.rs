@@ -61,7 +61,7 @@ fn read(object: &Value) -> Result<Slice, serde_json::Error> {
 
 #[test]
 fn a_device_is_written_as_the_api_has_it() {
-    let unhealthy = BTreeSet::from([device_name(0)]);
+    let unhealthy = BTreeMap::from([(device_name(0), "too-hot".to_owned())]);
     let content = super::super::convert::content(&full(), &unhealthy);
     let expected = json!({
         "name": "d0000",
@@ -84,7 +84,7 @@ fn a_device_is_written_as_the_api_has_it() {
         "taints": [
             { "key": "example.com/worn", "effect": "NoSchedule" },
             { "key": "example.com/worn", "value": "b", "effect": "NoSchedule" },
-            { "key": "nodedock.dev/unhealthy", "effect": "NoSchedule" },
+            { "key": "nodedock.dev/unhealthy", "value": "too-hot", "effect": "NoSchedule" },
         ],
     });
     let spec = serde_json::to_value(spec(content)).unwrap();
