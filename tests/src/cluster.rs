@@ -82,10 +82,15 @@ pub fn gpu_claim(name: &str, devices: &[&str]) -> Allocated {
 
 /// What a daemon of this node is started with, whatever the kubeconfig has.
 pub fn options(kubeconfig: &Path) -> Options {
+    options_of(NODE, kubeconfig)
+}
+
+/// What a daemon of a node is started with.
+pub fn options_of(node: &str, kubeconfig: &Path) -> Options {
     let kubeconfig = kubeconfig.to_str().expect("paths of tests are text");
     Options::default()
         .env("NODEDOCK_KUBERNETES", "true")
-        .arg("--node-name", NODE)
+        .arg("--node-name", node)
         .arg("--kubeconfig", kubeconfig)
 }
 

@@ -8,6 +8,7 @@ pub mod cluster;
 pub mod compose;
 pub mod daemon;
 pub mod drivers;
+pub mod go;
 pub mod golden;
 pub mod machine;
 pub mod metrics;

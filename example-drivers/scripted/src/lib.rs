@@ -5,8 +5,8 @@ mod script;
 mod tests;
 
 use nodedock_sdk::{
-    Claim, ClaimRef, Context, Device, Driver, DriverInfo, Edits, Host, Inventory, LiveClaim, Outcomes, Pool,
-    Prepared, Problem, Trigger,
+    Claim, ClaimRef, Condition, Context, Device, DeviceStatus, Driver, DriverInfo, Edits, Host, Inventory,
+    LiveClaim, NetworkData, Outcomes, Pool, Prepared, Problem, Trigger,
 };
 
 pub use script::{RELEASE_UID, STRANGER_UID, Script, ScriptedWrite, WRITABLE, Word};
@@ -136,10 +136,31 @@ fn prepared(host: &Host, ctx: &Context, claim: &Claim, word: Word) -> Result<Pre
         host.sysfs().write(&write.path, &write.value)?;
     }
     let mut prepared = Scripted::prepare(host, ctx, claim)?;
+    if ctx.config::<Script>()?.report {
+        prepared.devices.iter_mut().for_each(|device| device.status = Some(status()));
+    }
     match word {
         Word::Huge => prepared.memo = vec![b'x'; HUGE_MEMO],
         Word::OtherDevice => prepared.devices.iter_mut().for_each(|device| device.device.push_str("-else")),
         _ => {}
     }
     Ok(prepared)
+}
+
+/// A status with every field that one can have.
+fn status() -> DeviceStatus {
+    let ready = Condition {
+        kind: "Ready".to_owned(),
+        status: Some(true),
+        reason: "Scripted".to_owned(),
+        message: "the script says so".to_owned(),
+    };
+    let network = NetworkData {
+        interface_name: "net1".to_owned(),
+        ips: vec!["192.0.2.5/24".to_owned(), "2001:db8::5/64".to_owned()],
+        hardware_address: "00:00:5e:00:53:01".to_owned(),
+    };
+    // With white space, which is the driver's to choose.
+    let data = Some("{ \"mtu\": 9000 }".to_owned());
+    DeviceStatus { conditions: vec![ready], data, network: Some(network) }
 }

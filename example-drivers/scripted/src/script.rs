@@ -98,6 +98,9 @@ pub struct Script {
     /// Every successful prepare writes it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write: Option<ScriptedWrite>,
+    /// Every successful prepare reports a status of each device.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub report: bool,
     /// By claim name.
     pub prepare: BTreeMap<String, Word>,
     /// By claim name; every other unprepare succeeds.

@@ -40,6 +40,16 @@ fn a_prepare_that_goes_well_writes_what_the_config_says() {
 }
 
 #[test]
+fn devices_have_a_status_if_the_config_says_so() {
+    let node = Harness::<Scripted>::new();
+    let reported = |prepared: nodedock_sdk::Prepared| prepared.devices[0].status.clone();
+    assert_eq!(reported(node.prepare(&claim("anything")).unwrap()), None);
+    node.config(json!({"report": true}));
+    let status = reported(node.prepare(&claim("anything")).unwrap()).unwrap();
+    assert!(status.conditions.len() == 1 && status.data.is_some() && status.network.is_some());
+}
+
+#[test]
 fn every_word_is_read_as_it_is_written() {
     for (name, word) in Word::ALL {
         assert_eq!(serde_json::from_value::<Word>(json!(name)).unwrap(), word);

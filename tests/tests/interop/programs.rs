@@ -5,48 +5,21 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 use nodedock_tests::DEADLINE;
+use nodedock_tests::go::Module;
 use nodedock_tests::machine::{program, run};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::time::timeout;
 
-/// For the modules of a program, a few dozen megabytes, to arrive.
-const FETCH_SECONDS: &str = "300";
-/// For the official libraries to be compiled on a slow machine.
-const BUILD_SECONDS: &str = "900";
-
 /// A program of the Go module, built. Without Go or its modules there is none; a program that does not compile is a failure.
 pub(crate) fn go(name: &str) -> Result<PathBuf, String> {
     // One at a time: they share most of what has to be compiled.
     static BUILDING: Mutex<()> = Mutex::new(());
     let _building = BUILDING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let go = program("go").or_else(usual_go).ok_or("Go is not installed")?;
-    let package = format!("./cmd/{name}");
-    let list = ["list", "-deps", "-f", "{{.Name}}", &package];
-    bounded(FETCH_SECONDS, &go, &list).map_err(|why| format!("Go modules cannot be fetched: {why}"))?;
-    let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop").join(name);
-    let output = built.to_str().expect("the target directory has a name in UTF-8");
-    let built_in_time = bounded(BUILD_SECONDS, &go, &["build", "-buildvcs=false", "-o", output, &package]);
-    built_in_time.unwrap_or_else(|why| panic!("go build {package}: {why}"));
-    Ok(built)
-}
-
-/// Where Go's own installer puts it, which not every PATH has.
-fn usual_go() -> Option<PathBuf> {
-    Some(PathBuf::from("/usr/local/go/bin/go")).filter(|go| go.is_file())
-}
-
-fn bounded(seconds: &str, go: &Path, args: &[&str]) -> Result<(), String> {
-    let mut command = Command::new("timeout");
-    command.arg(seconds).arg(go).args(args).current_dir(sources("go")).stdout(Stdio::null());
-    let output = command.stdin(Stdio::null()).stderr(Stdio::piped()).output();
-    let output = output.map_err(|error| format!("timeout: {error}"))?;
-    match output.status.code() {
-        Some(0) => Ok(()),
-        Some(124) => Err(format!("it took more than {seconds} s")),
-        _ => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
-    }
+    let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop");
+    let sources = sources("go");
+    Module { sources, output, fetch_seconds: 300, build_seconds: 900, linker_flags: "" }.program(name)
 }
 
 /// A Python that has grpcio.

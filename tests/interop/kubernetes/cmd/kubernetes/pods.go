@@ -1,0 +1,86 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+)
+
+// nodePods are the pods that are bound to the node. It is a kubelet's source of pods too.
+type nodePods struct {
+	informer cache.SharedIndexInformer
+	lister   corelisters.PodLister
+}
+
+func watchPods(ctx context.Context, client kubernetes.Interface, node string) *nodePods {
+	ofNode := func(options *metav1.ListOptions) {
+		options.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
+	}
+	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTweakListOptions(ofNode))
+	pods := &nodePods{factory.Core().V1().Pods().Informer(), factory.Core().V1().Pods().Lister()}
+	factory.Start(ctx.Done())
+	return pods
+}
+
+func (p *nodePods) AddSource(string) {}
+
+func (p *nodePods) AllReady() bool { return p.informer.HasSynced() }
+
+func (p *nodePods) GetPods() []*v1.Pod {
+	var pods []*v1.Pod
+	for _, object := range p.informer.GetStore().List() {
+		pods = append(pods, object.(*v1.Pod))
+	}
+	return pods
+}
+
+func (p *nodePods) GetActivePods() []*v1.Pod {
+	var active []*v1.Pod
+	for _, pod := range p.GetPods() {
+		if !podutil.IsPodTerminal(pod) {
+			active = append(active, pod)
+		}
+	}
+	return active
+}
+
+func (p *nodePods) GetPodByName(namespace, name string) (*v1.Pod, bool) {
+	pod, err := p.lister.Pods(namespace).Get(name)
+	return pod, err == nil
+}
+
+// bound returns a pod when it is bound to this node.
+func (p *nodePods) bound(ctx context.Context, namespace, name string) (*v1.Pod, error) {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	for {
+		if pod, found := p.GetPodByName(namespace, name); found {
+			return pod, nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("pod %s/%s is not bound to this node: %w", namespace, name, errors.Join(ctx.Err()))
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+func containerOf(pod *v1.Pod, name string) (*v1.Container, error) {
+	for i := range pod.Spec.Containers {
+		if pod.Spec.Containers[i].Name == name {
+			return &pod.Spec.Containers[i], nil
+		}
+	}
+	return nil, fmt.Errorf("pod %s/%s has no container %q", pod.Namespace, pod.Name, name)
+}

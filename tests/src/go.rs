@@ -1,0 +1,55 @@
+//! Programs of a Go module, built with its own modules and Go's own cache.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::machine::program;
+
+/// A Go module with programs in `cmd`.
+#[derive(Debug)]
+pub struct Module<'a> {
+    /// Directory of `go.mod`.
+    pub sources: PathBuf,
+    /// Directory of the built programs.
+    pub output: PathBuf,
+    /// For the modules that it requires to arrive.
+    pub fetch_seconds: u32,
+    /// For a program to be compiled on a slow machine.
+    pub build_seconds: u32,
+    /// Arguments of the linker.
+    pub linker_flags: &'a str,
+}
+
+impl Module<'_> {
+    /// A program, built. Without Go or its modules there is none; a program that does not compile is a failure.
+    pub fn program(&self, name: &str) -> Result<PathBuf, String> {
+        let go = program("go").or_else(usual_go).ok_or("Go is not installed")?;
+        let package = format!("./cmd/{name}");
+        let list = ["list", "-deps", "-f", "{{.Name}}", &package];
+        self.bounded(self.fetch_seconds, &go, &list)
+            .map_err(|why| format!("Go modules cannot be fetched: {why}"))?;
+        let built = self.output.join(name);
+        let output = built.to_str().expect("the target directory has a name in UTF-8");
+        let build = ["build", "-buildvcs=false", "-ldflags", self.linker_flags, "-o", output, &package];
+        let built_in_time = self.bounded(self.build_seconds, &go, &build);
+        built_in_time.unwrap_or_else(|why| panic!("go build {package}: {why}"));
+        Ok(built)
+    }
+
+    fn bounded(&self, seconds: u32, go: &Path, args: &[&str]) -> Result<(), String> {
+        let mut command = Command::new("timeout");
+        command.arg(seconds.to_string()).arg(go).args(args).current_dir(&self.sources).stdout(Stdio::null());
+        let output = command.stdin(Stdio::null()).stderr(Stdio::piped()).output();
+        let output = output.map_err(|error| format!("timeout: {error}"))?;
+        match output.status.code() {
+            Some(0) => Ok(()),
+            Some(124) => Err(format!("it took more than {seconds} s")),
+            _ => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+        }
+    }
+}
+
+/// Where Go's own installer puts it, which not every PATH has.
+fn usual_go() -> Option<PathBuf> {
+    Some(PathBuf::from("/usr/local/go/bin/go")).filter(|go| go.is_file())
+}

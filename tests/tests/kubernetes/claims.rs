@@ -1,0 +1,152 @@
+//! Claims of pods, from the scheduler's allocation to the end of the pod.
+
+use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_NAME};
+use scripted::Script;
+use serde_json::{Value, json};
+
+use crate::kubelet::Failure;
+use crate::scene::{SCRIPTED_NAME, Scene, gpus, pod, request};
+
+/// A CEL expression for parts of simulated GPUs.
+const PARTITION: &str = "device.attributes[\"mock-gpu.nodedock.dev\"].partition";
+/// One for devices that several claims may have.
+const SHARED: &str = "device.allowMultipleAllocations == true";
+
+/// A request for a simulated GPU that an expression selects.
+fn selected(name: &str, expression: &str) -> Value {
+    let mut request = request(name, MOCK_GPU_NAME, 1);
+    request["exactly"]["selectors"] = json!([{"cel": {"expression": expression}}]);
+    request
+}
+
+impl Scene {
+    /// Expects the devices in the only CDI file.
+    fn assert_rendered(&self, names: &[String]) {
+        let mut rendered = self.daemon.only_cdi_file().devices();
+        rendered.sort();
+        assert_eq!(rendered, names);
+    }
+
+    async fn gpus_serve(node: &str) -> Option<Self> {
+        let scene = Self::start(node).await?;
+        scene.daemon.serve(MOCK_GPU, Form::Core).await;
+        scene.kubelet.registered(MOCK_GPU_NAME).await;
+        Some(scene)
+    }
+}
+
+#[tokio::test]
+async fn a_claim_is_allocated_by_the_scheduler_prepared_and_unprepared() {
+    let Some(scene) = Scene::gpus_serve("claims").await else { return };
+    scene.pod_with_claim("two", gpus(2)).await;
+    let names = scene.prepared("two").await;
+    assert_eq!(names.len(), 2);
+    scene.assert_rendered(&names);
+    assert_eq!(scene.prepared("two").await, names, "the same question has the same answer");
+    assert_eq!(scene.daemon.only_claim().await.state, "prepared");
+    scene.unprepared("two").await;
+    scene.daemon.assert_empty().await;
+    scene.removed("two").await;
+
+    // Each kind of allocation that the scheduler makes of these devices.
+    let mut consumed = selected("memory", SHARED);
+    consumed["exactly"]["capacity"] = json!({"requests": {"memory": "4Gi"}});
+    let subrequest = json!({"name": "any", "deviceClassName": MOCK_GPU_NAME});
+    let first = json!({"name": "first", "firstAvailable": [subrequest]});
+    let kinds = [("consumed", consumed), ("first", first), ("partition", selected("part", PARTITION))];
+    for (name, request) in kinds {
+        scene.pod_with_claim(name, json!([request])).await;
+        let names = scene.prepared(name).await;
+        assert_eq!(names.len(), 1, "{name}");
+        scene.assert_rendered(&names);
+        scene.unprepared(name).await;
+        scene.daemon.assert_empty().await;
+        scene.removed(name).await;
+    }
+    scene.assert_nothing_forbidden();
+}
+
+#[tokio::test]
+async fn a_claim_of_a_template_and_one_of_two_pods_are_prepared() {
+    let Some(scene) = Scene::gpus_serve("templates").await else { return };
+    let template = json!({"metadata": {"name": "gpu"}, "spec": {"spec": {"devices": {"requests": gpus(1)}}}});
+    scene.api.post(&scene.path("resourceclaimtemplates"), &template).await.done();
+    let container = || json!({"resources": {"claims": [{"name": "claim"}]}});
+    let claims = json!([{"name": "claim", "resourceClaimTemplateName": "gpu"}]);
+    scene.api.post(&scene.path("pods"), &pod(&scene.node, "templated", claims, container())).await.done();
+    assert_eq!(scene.prepared("templated").await.len(), 1);
+
+    scene.pod_with_claim("shared", gpus(1)).await;
+    let names = scene.prepared("shared").await;
+    let claims = json!([{"name": "claim", "resourceClaimName": "shared"}]);
+    scene.api.post(&scene.path("pods"), &pod(&scene.node, "other", claims, container())).await.done();
+    assert_eq!(scene.prepared("other").await, names);
+    scene.unprepared("shared").await;
+    assert_eq!(scene.daemon.claims().await.len(), 2, "the other pod still has it");
+    scene.unprepared("other").await;
+    scene.unprepared("templated").await;
+    scene.daemon.assert_empty().await;
+    scene.assert_nothing_forbidden();
+}
+
+#[tokio::test]
+async fn what_a_driver_reports_is_in_the_status_of_the_claim() {
+    let Some(mut scene) = Scene::start("statuses").await else { return };
+    scene.daemon.install_scripted(&Script { report: true, ..Script::default() });
+    scene.daemon.until_serving("scripted.wasm").await;
+    scene.kubelet.registered(SCRIPTED_NAME).await;
+    scene.pod_with_claim("reported", json!([request("device", SCRIPTED_NAME, 2)])).await;
+    scene.prepared("reported").await;
+    let reported = async |scene: &Scene| {
+        let look = |claims: &[Value]| {
+            let devices = claims.iter().flat_map(|claim| claim["status"]["devices"].as_array());
+            let devices: Vec<_> = devices.flatten().cloned().collect();
+            if devices.len() == 2 { Ok(devices) } else { Err(format!("{claims:#?}")) }
+        };
+        scene.api.until("both devices have a status", &scene.path("resourceclaims"), look).await
+    };
+    let devices = reported(&scene).await;
+    for device in &devices {
+        assert_eq!(device["driver"], SCRIPTED_NAME);
+        let condition = &device["conditions"][0];
+        assert_eq!((&condition["type"], &condition["status"]), (&json!("Ready"), &json!("True")));
+        assert_eq!(device["data"], json!({"mtu": 9000}));
+        let network = &device["networkData"];
+        assert_eq!(network["ips"], json!(["192.0.2.5/24", "2001:db8::5/64"]));
+        assert_eq!(network["interfaceName"], "net1");
+        assert_eq!(network["hardwareAddress"], "00:00:5e:00:53:01");
+    }
+    scene.daemon.restart().await;
+    scene.daemon.until_serving("scripted.wasm").await;
+    assert_eq!(reported(&scene).await, devices, "a restart changes nothing, not even the times");
+    scene.unprepared_again("reported", SCRIPTED_NAME).await;
+    scene.removed("reported").await;
+    scene.assert_nothing_forbidden();
+}
+
+#[tokio::test]
+async fn a_refusal_is_the_kubelet_s_error_and_an_event_on_claim_and_pod() {
+    let Some(scene) = Scene::start("refusals").await else { return };
+    scene.daemon.install_scripted(&Script::default());
+    scene.daemon.until_serving("scripted.wasm").await;
+    scene.kubelet.registered(SCRIPTED_NAME).await;
+    scene.pod_with_claim("refuse-permanent", json!([request("device", SCRIPTED_NAME, 1)])).await;
+    let Err(Failure::Refused(why)) = scene.prepare("refuse-permanent").await else { panic!("it is refused") };
+    assert!(why.contains("the script refuses it"), "{why}");
+    for kind in ["ResourceClaim", "Pod"] {
+        let look = |events: &[Value]| {
+            let is_on_it = |event: &&Value| {
+                let about = &event["regarding"];
+                let by = event["reportingController"].as_str().unwrap_or_default();
+                about["kind"] == kind && about["name"] == "refuse-permanent" && by.contains("nodedock")
+            };
+            events.iter().find(is_on_it).cloned().ok_or_else(|| format!("{events:#?}"))
+        };
+        let event = scene.api.until(&format!("an event is on the {kind}"), &scene.path("events"), look).await;
+        let note = event["note"].as_str().unwrap_or_default();
+        assert!(note.contains("the script refuses it"), "{event:#}");
+    }
+    scene.unprepared("refuse-permanent").await;
+    scene.removed("refuse-permanent").await;
+    scene.assert_nothing_forbidden();
+}

@@ -1,0 +1,75 @@
+//! Extended resources, allocated by the kubelet's device manager.
+
+use nodedock_tests::drivers::MOCK_GPU_FILE;
+use serde_json::{Value, json};
+
+use crate::scene::{Scene, pod};
+
+const RESOURCE: &str = "example.com/gpu";
+const GPUS: &str = "pools: [{name: gpus, count: 4, extendedResource: example.com/gpu}]\n";
+
+impl Scene {
+    async fn ask(&self, what: &str, pod: &str) -> Value {
+        let done = self.kubelet.ask(what, &self.node, pod, "main").await;
+        done.unwrap_or_else(|why| panic!("{what} {pod}: {why:?}\n{}", self.daemon.log())).result
+    }
+
+    /// Creates a pod whose container wants so many devices.
+    async fn pod_with_devices(&self, name: &str, count: u32) {
+        let container = json!({"resources": {"limits": {RESOURCE: count.to_string()}}});
+        self.api.post(&self.path("pods"), &pod(&self.node, name, json!([]), container)).await.done();
+    }
+
+    /// The devices of all CDI files, sorted.
+    fn rendered(&self) -> Vec<String> {
+        let files = self.daemon.cdi_files();
+        let mut names: Vec<_> = files.iter().flat_map(|file| file.devices()).collect();
+        names.sort();
+        names
+    }
+
+    /// The CDI devices with which a kubelet starts the pod's container, sorted.
+    async fn started(&self, pod: &str) -> Vec<String> {
+        let options = self.ask("start", pod).await;
+        let names = options["cdi"].as_array().unwrap_or_else(|| panic!("no devices: {options}"));
+        let mut names: Vec<_> = names.iter().filter_map(Value::as_str).map(str::to_owned).collect();
+        names.sort();
+        names
+    }
+}
+
+#[tokio::test]
+async fn devices_of_a_pool_are_allocated_kept_over_restarts_and_released() {
+    let Some(mut scene) = Scene::start("resources").await else { return };
+    scene.daemon.install_gpus(GPUS);
+    scene.daemon.until_serving(MOCK_GPU_FILE).await;
+    scene.kubelet.allocatable(RESOURCE, 4).await;
+    scene.pod_with_devices("two", 2).await;
+    scene.ask("allocate", "two").await;
+    let names = scene.started("two").await;
+    assert_eq!(names, scene.rendered());
+
+    scene.kubelet.restart().await;
+    scene.kubelet.allocatable(RESOURCE, 4).await;
+    assert_eq!(scene.started("two").await, names);
+    scene.daemon.crash().await;
+    scene.daemon.until_serving(MOCK_GPU_FILE).await;
+    scene.kubelet.allocatable(RESOURCE, 4).await;
+    let again = scene.kubelet.repeat("start", &scene.node, "two", RESOURCE).await;
+    assert_eq!(again.result["cdi"].as_array().map(Vec::len), Some(2), "{again:?}");
+
+    // The rest goes to another pod, and all of them to a third when the kubelet knows that both are gone.
+    scene.pod_with_devices("rest", 2).await;
+    scene.kubelet.repeat("allocate", &scene.node, "rest", RESOURCE).await;
+    let others = scene.started("rest").await;
+    assert!(others.len() == 2 && !others.iter().any(|name| names.contains(name)), "{others:?} and {names:?}");
+    for pod in ["two", "rest"] {
+        scene.api.delete_at_once(&format!("{}/{pod}", scene.path("pods"))).await.done();
+    }
+    scene.pod_with_devices("all", 4).await;
+    scene.kubelet.repeat("allocate", &scene.node, "all", RESOURCE).await;
+    let names = scene.started("all").await;
+    assert_eq!(names.len(), 4, "{names:?}");
+    assert_eq!(names, scene.rendered());
+    scene.assert_nothing_forbidden();
+}
