@@ -212,6 +212,10 @@ impl Writer {
             };
             match error.kind {
                 ErrorKind::Conflict if conflicts < KUBE_CONFLICTS_MAX => conflicts += 1,
+                // The next read shows it.
+                ErrorKind::Invalid if is_of_another_claim(&error) && conflicts < KUBE_CONFLICTS_MAX => {
+                    conflicts += 1;
+                }
                 // The claim is gone, and its status with it.
                 ErrorKind::NotFound => return Ok(false),
                 ErrorKind::Conflict | ErrorKind::NotServed | ErrorKind::Forbidden => return Err(error),
@@ -245,7 +249,7 @@ impl Writer {
         let applied = json!({
             "apiVersion": resource.api_version,
             "kind": resource.kind,
-            // Another claim of this name is a conflict.
+            // An apply to another claim of this name is refused.
             "metadata": { "name": claim.name, "namespace": claim.namespace, "uid": claim.uid },
             "status": if entries.is_empty() { json!({}) } else { json!({ "devices": entries }) },
         });
@@ -280,6 +284,10 @@ fn is_of_allocation(error: &ApiError) -> bool {
     error.kind == ErrorKind::Invalid
         && !error.fields.is_empty()
         && error.fields.iter().all(|field| field == "status.allocation")
+}
+
+fn is_of_another_claim(error: &ApiError) -> bool {
+    !error.fields.is_empty() && error.fields.iter().all(|field| field == "metadata.uid")
 }
 
 /// Kubernetes' times have seconds.

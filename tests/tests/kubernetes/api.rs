@@ -74,10 +74,6 @@ impl Api {
         self.send(Method::PUT, path, JSON, Some(object)).await
     }
 
-    pub(crate) async fn patch(&self, path: &str, kind: &str, patch: &Value) -> Answer {
-        self.send(Method::PATCH, path, kind, Some(patch)).await
-    }
-
     pub(crate) async fn delete(&self, path: &str) -> Answer {
         self.send(Method::DELETE, path, JSON, None).await
     }

@@ -12,6 +12,7 @@ mod restarts;
 mod scene;
 mod server;
 mod slices;
+mod stand_in;
 mod stream;
 
 /// How long anything is waited for. It only bounds a failure: several loops of Kubernetes have periods of seconds, and the machine may be

@@ -41,6 +41,9 @@ pub(super) fn from_storage(route: &Route, mut object: Value) -> Value {
     match (route.resource.plural, route.group.as_str(), route.version.as_str()) {
         ("events", EVENTS, _) => {
             EVENT_FIELDS.iter().for_each(|(core, new)| rename(&mut object, core, new));
+            if let Some(event) = object.as_object_mut() {
+                event.entry("deprecatedSource").or_insert_with(|| json!({}));
+            }
         }
         ("resourceslices", _, "v1beta1") => for_each_device(&mut object, |mut device| {
             let name = device.remove("name");

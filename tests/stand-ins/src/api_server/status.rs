@@ -61,8 +61,8 @@ fn refusal(code: u16, reason: &str, message: impl Into<String>, details: Value) 
 }
 
 /// The details of a refusal for an object; what is empty is left out.
-fn details(route: &Route, name: &str, kind: &str) -> Value {
-    let fields = [("name", name), ("group", &route.group), ("kind", kind)];
+fn details(group: &str, name: &str, kind: &str) -> Value {
+    let fields = [("name", name), ("group", group), ("kind", kind)];
     let given = fields.into_iter().filter(|(_, value)| !value.is_empty());
     Value::Object(given.map(|(key, value)| (key.to_owned(), value.into())).collect::<Map<_, _>>())
 }
@@ -70,7 +70,7 @@ fn details(route: &Route, name: &str, kind: &str) -> Value {
 /// A refusal that is about the object `name`, which the message names first.
 fn about(route: &Route, name: &str, code: u16, reason: &str, what: &str) -> Refusal {
     let message = format!("{} \"{name}\" {what}", route.resource.qualified(&route.group));
-    refusal(code, reason, message, details(route, name, route.resource.plural))
+    refusal(code, reason, message, details(&route.group, name, route.resource.plural))
 }
 
 pub(super) fn not_found(route: &Route) -> Refusal {
@@ -93,7 +93,7 @@ pub(super) fn forbidden(route: &Route, resource: &str, user: &str) -> Refusal {
         "{subject} is forbidden: User \"{user}\" cannot {} resource \"{resource}\" in API group \"{}\" {scope}",
         route.verb, route.group
     );
-    refusal(403, "Forbidden", message, details(route, &route.name, route.resource.plural))
+    refusal(403, "Forbidden", message, details(&route.group, &route.name, route.resource.plural))
 }
 
 /// What cannot be created in a namespace that is being deleted.
@@ -130,19 +130,29 @@ pub(super) fn precondition(route: &Route, field: &str, asked: &str, found: &str)
     conflict(route, &why)
 }
 
+/// The same for a delete, which names the kind.
+pub(super) fn precondition_of_delete(route: &Route, field: &str, asked: &str, found: &str) -> Refusal {
+    let mut refusal = precondition(route, field, asked, found);
+    refusal.status["details"]["kind"] = route.resource.kind.into();
+    refusal
+}
+
 fn conflict(route: &Route, why: &str) -> Refusal {
     let (subject, name) = (route.resource.qualified(&route.group), &route.name);
     let message = format!("Operation cannot be fulfilled on {subject} \"{name}\": {why}");
-    refusal(409, "Conflict", message, details(route, name, route.resource.plural))
+    refusal(409, "Conflict", message, details(&route.group, name, route.resource.plural))
 }
 
 pub(super) fn invalid(route: &Route, name: &str, causes: &[Cause]) -> Refusal {
     let kind = route.resource.kind;
-    let subject = if route.group.is_empty() { kind.to_owned() } else { format!("{kind}.{}", route.group) };
-    let lines: Vec<String> =
+    // An event is checked as one of the core group, in whichever group it came.
+    let group = if route.resource.plural == "events" { "" } else { &route.group };
+    let subject = if group.is_empty() { kind.to_owned() } else { format!("{kind}.{group}") };
+    let mut lines: Vec<String> =
         causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect();
+    lines.dedup();
     let lines = if lines.len() == 1 { lines[0].clone() } else { format!("[{}]", lines.join(", ")) };
-    let mut details = details(route, name, kind);
+    let mut details = details(group, name, kind);
     details["causes"] = causes
         .iter()
         .map(|cause| json!({ "reason": cause.reason, "message": cause.message, "field": cause.field }))

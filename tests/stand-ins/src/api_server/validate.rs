@@ -19,6 +19,8 @@ const NOT_A_SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lo
      must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is \
      '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
 const IMMUTABLE: &str = "field is immutable";
+/// What a quantity has to match.
+pub(super) const QUANTITY: &str = "^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$";
 
 /// What is wrong with an object that is to be stored; `old` is the one that it replaces. Of a new claim, only its metadata and status are checked.
 pub(super) fn object(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Cause> {
@@ -48,6 +50,12 @@ fn metadata(object: &Value) -> Vec<Cause> {
         return vec![Cause::required("metadata.name", "name or generateName is required")];
     }
     if is_subdomain(text) { vec![] } else { vec![Cause::invalid("metadata.name", name, NOT_A_SUBDOMAIN)] }
+}
+
+/// A write of another object than the one that is there, as an apply is refused.
+pub(super) fn immutable_uid(uid: &Value) -> Vec<Cause> {
+    // A server checks it twice.
+    vec![Cause::invalid("metadata.uid", uid, IMMUTABLE), Cause::invalid("metadata.uid", uid, IMMUTABLE)]
 }
 
 fn is_label(text: &str) -> bool {
@@ -124,10 +132,15 @@ fn node_choice(spec: &Value) -> Option<Cause> {
     let ways = ["nodeName", "nodeSelector", "allNodes", "perDeviceNodeSelection"];
     let set = |way: &&str| !matches!(&spec[*way], Value::Null | Value::Bool(false)) && spec[*way] != "";
     let names = "`nodeName`, `nodeSelector`, `allNodes`, `perDeviceNodeSelection`";
-    match ways.iter().filter(|way| set(way)).count() {
+    let found: Vec<_> = ways.iter().filter(|way| set(way)).map(|way| format!("`{way}`")).collect();
+    let why = format!("exactly one of {names} is required");
+    match found.len() {
         1 => None,
-        0 => Some(Cause::required("spec", &format!("exactly one of {names} is required"))),
-        _ => Some(Cause::invalid("spec", json!("{}"), &format!("exactly one of {names} is required"))),
+        0 => Some(Cause::required("spec", &why)),
+        _ => {
+            let shown = json!(format!("{{{}}}", found.join(", ")));
+            Some(Cause::invalid("spec", shown, &format!("{why}, but multiple fields are set")))
+        }
     }
 }
 
@@ -158,7 +171,8 @@ fn device(path: &str, device: &Value) -> Vec<Cause> {
         let kinds = value.as_object().map_or(0, serde_json::Map::len);
         if kinds != 1 {
             let field = format!("{path}.attributes[{key}]");
-            causes.push(Cause::required(field, "exactly one value must be specified"));
+            let shown = if kinds == 0 { "\"\"".to_owned() } else { attribute_in_go(value) };
+            causes.push(Cause::invalid(field, shown, "exactly one value must be specified"));
         }
     }
     let taints = list(device, "taints");
@@ -176,6 +190,34 @@ fn device(path: &str, device: &Value) -> Vec<Cause> {
         }
     }
     causes
+}
+
+/// As a Go program prints its type.
+fn attribute_in_go(attribute: &Value) -> String {
+    let one = [("int", "Int"), ("bool", "Bool"), ("string", "String"), ("version", "Version")];
+    let single = one.map(|(kind, name)| format!("\"{name}Value\":{}", attribute[kind]));
+    let several = one.map(|(kind, name)| format!("\"{name}Values\":{}", attribute[format!("{kind}s")]));
+    let names: Vec<_> = single.into_iter().chain(several).collect();
+    format!("{{{}}}", names.join(","))
+}
+
+/// Whether a capacity is no quantity: a server cannot read such an object at all.
+pub(super) fn has_unreadable_quantity(slice: &Value) -> bool {
+    let devices = list(&slice["spec"], "devices").iter();
+    let mut quantities = devices
+        .flat_map(|device| device["capacity"].as_object().into_iter().flatten())
+        .filter_map(|(_, capacity)| capacity["value"].as_str());
+    quantities.any(|quantity| !is_quantity(quantity))
+}
+
+/// By the regular expression [`QUANTITY`].
+fn is_quantity(text: &str) -> bool {
+    let is_sign = |byte: char| matches!(byte, '+' | '-');
+    let number = text.strip_prefix(is_sign).unwrap_or(text);
+    let suffix = number.trim_start_matches(|byte: char| byte.is_ascii_digit() || byte == '.');
+    let exponent = suffix.trim_start_matches(|byte| "eEinumkKMGTP".contains(byte));
+    let exponent = exponent.strip_prefix(is_sign).unwrap_or(exponent);
+    number.len() > suffix.len() && exponent.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 fn slice_change(new: &Value, old: &Value) -> Vec<Cause> {
@@ -256,7 +298,9 @@ pub(super) fn event(event: &Value, new_group: bool) -> Vec<Cause> {
     let text = |key: &str| event[key].as_str().unwrap_or_default();
     let namespace = event["metadata"]["namespace"].as_str().unwrap_or_default();
     let about = event["involvedObject"]["namespace"].as_str().unwrap_or_default();
-    if about != namespace && !(about.is_empty() && matches!(namespace, "default" | "kube-system")) {
+    let is_here = about == namespace || (about.is_empty() && matches!(namespace, "default" | "kube-system"));
+    // Events that have the field are of the new kind, which may be about another namespace.
+    if event["eventTime"].is_null() && !is_here {
         causes.push(Cause::invalid(
             "involvedObject.namespace",
             json!(about),

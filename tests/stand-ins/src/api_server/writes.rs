@@ -61,6 +61,14 @@ impl Write<'_> {
                 return Err(status::bad_request(format!("the data is of {field} {found}, not {expected}")));
             }
         }
+        if route.resource.plural == "resourceslices" && validate::has_unreadable_quantity(&body) {
+            let why = format!(
+                "{kind} in version \"{}\" cannot be handled as a {kind}: quantities must match the regular expression '{}'",
+                route.version,
+                validate::QUANTITY
+            );
+            return Err(status::bad_request(why));
+        }
         Ok(to_storage(route, body))
     }
 }
@@ -199,6 +207,10 @@ pub(super) fn patch(state: &mut State, write: &Write<'_>) -> Result<Written, Ref
     match kind {
         "application/merge-patch+json" => patch::merge(&mut document, &write.body),
         _ if is_apply => {
+            let uid = &write.body["metadata"]["uid"];
+            if uid.is_string() && *uid != old["metadata"]["uid"] {
+                return Err(status::invalid(route, &route.name, &validate::immutable_uid(uid)));
+            }
             for field in ["uid", "resourceVersion"] {
                 let asked = &write.body["metadata"][field];
                 if !asked.is_null() {
@@ -330,7 +342,7 @@ pub(super) fn delete(state: &mut State, write: &Write<'_>) -> Result<Written, Re
         let (asked, found) =
             (asked[key].as_str().unwrap_or_default(), found[key].as_str().unwrap_or_default());
         if !asked.is_empty() && asked != found {
-            return Err(status::precondition(route, named, asked, found));
+            return Err(status::precondition_of_delete(route, named, asked, found));
         }
     }
     Ok((200, end(state, route, &at(route), &old)))
