@@ -3,6 +3,7 @@
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use hyper_util::rt::TokioIo;
 use nodedock_base::failpoint::{HAS_FAIL_POINTS, Point};
@@ -88,7 +89,10 @@ impl Daemon {
 
     /// Starts another one on the same root, and returns when that is ready.
     pub async fn beside(&self, options: Options) -> Self {
-        Self::start_as(self.root.beside(), options, "notify-beside").await
+        // Each has its socket, since the one before may still notify.
+        static STARTED: AtomicUsize = AtomicUsize::new(1);
+        let notify = format!("notify-{}", STARTED.fetch_add(1, Ordering::Relaxed));
+        Self::start_as(self.root.beside(), options, &notify).await
     }
 
     /// Waits until it says once more that it is ready.

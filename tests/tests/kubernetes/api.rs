@@ -49,9 +49,18 @@ impl Api {
     }
 
     pub(crate) async fn send(&self, method: Method, path: &str, kind: &str, body: Option<&Value>) -> Answer {
-        let bytes = body.map(|body| body.to_string().into_bytes()).unwrap_or_default();
+        let body = body.map(Value::to_string).unwrap_or_default();
+        self.send_text(method, path, kind, body).await
+    }
+
+    /// The same with a body as it is written in a file, with spaces: a server keeps those in a claim's parameters.
+    pub(crate) async fn post_spaced(&self, path: &str, object: &Value) -> Answer {
+        self.send_text(Method::POST, path, JSON, format!("{object:#}")).await
+    }
+
+    async fn send_text(&self, method: Method, path: &str, kind: &str, body: String) -> Answer {
         let request = Request::builder().method(&method).uri(path).header("content-type", kind);
-        let request = request.body(Body::from(bytes)).expect("a path of the tests");
+        let request = request.body(Body::from(body.into_bytes())).expect("a path of the tests");
         let answered = timeout(PATIENCE, async {
             let response =
                 self.0.send(request).await.unwrap_or_else(|error| panic!("{method} {path}: {error}"));

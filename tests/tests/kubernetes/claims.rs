@@ -124,6 +124,51 @@ async fn what_a_driver_reports_is_in_the_status_of_the_claim() {
     scene.assert_nothing_forbidden();
 }
 
+impl Scene {
+    /// Creates a claim with parameters for its driver and a pod that uses it, both of this name, and prepares it. Gives its path.
+    async fn prepared_with_parameters(&self, name: &str, is_spaced: bool) -> String {
+        let opaque = json!({"driver": SCRIPTED_NAME, "parameters": {"some": {"of": [1, 2]}}});
+        let devices =
+            json!({"requests": [request("device", SCRIPTED_NAME, 1)], "config": [{"opaque": opaque}]});
+        let claim = json!({"metadata": {"name": name}, "spec": {"devices": devices}});
+        let path = self.path("resourceclaims");
+        let created = match is_spaced {
+            true => self.api.post_spaced(&path, &claim).await,
+            false => self.api.post(&path, &claim).await,
+        };
+        created.done();
+        let claims = json!([{"name": "claim", "resourceClaimName": name}]);
+        let container = json!({"resources": {"claims": [{"name": "claim"}]}});
+        self.api.post(&self.path("pods"), &pod(&self.node, name, claims, container)).await.done();
+        self.prepared(name).await;
+        path
+    }
+}
+
+/// A server compares the parameters that it stored, spaces included, with those of a write in JSON, which have none by then.
+#[tokio::test]
+async fn a_status_is_written_to_a_claim_with_parameters_or_a_condition_says_why_it_cannot_be() {
+    let Some(scene) = Scene::start("parameters").await else { return };
+    scene.daemon.install_scripted(&Script { report: true, ..Script::default() });
+    scene.daemon.until_serving("scripted.wasm").await;
+    scene.kubelet.registered(SCRIPTED_NAME).await;
+    let claims = scene.prepared_with_parameters("plain", false).await;
+    let has_status = |claims: &[Value]| match claims.iter().any(|claim| claim["status"]["devices"].is_array())
+    {
+        true => Ok(()),
+        false => Err(format!("{claims:#?}")),
+    };
+    scene.api.until("the device has a status", &claims, has_status).await;
+    scene.prepared_with_parameters("spaced", true).await;
+    scene.daemon.until_conditions(&["claim-status-unwritable"]).await;
+    for name in ["plain", "spaced"] {
+        scene.unprepared(name).await;
+        scene.removed(name).await;
+    }
+    scene.daemon.until_conditions(&[]).await;
+    scene.assert_nothing_forbidden();
+}
+
 #[tokio::test]
 async fn a_refusal_is_the_kubelet_s_error_and_an_event_on_claim_and_pod() {
     let Some(scene) = Scene::start("refusals").await else { return };

@@ -187,9 +187,10 @@ impl Kubelet {
 
     /// Waits until the node's status has so many devices of a resource that may be allocated.
     pub(crate) async fn allocatable(&self, resource: &str, count: usize) {
+        let wanted = count.to_string();
         let last = |seen: &Seen| {
             let event = seen.events.iter().rev().find(|event| event["event"] == "capacity")?;
-            (event["allocatable"][resource] == count.to_string()).then_some(())
+            (event["allocatable"][resource] == wanted.as_str()).then_some(())
         };
         self.wait(&format!("{count} of {resource} are allocatable"), last).await;
     }
@@ -216,7 +217,7 @@ impl Kubelet {
     }
 
     /// Waits until a pod is bound to the node.
-    async fn bound(&self, namespace: &str, pod: &str, plugin: &str) {
+    pub(crate) async fn bound(&self, namespace: &str, pod: &str, plugin: &str) {
         while let Err(why) = self.ask("bound", namespace, pod, "").await {
             match why {
                 Failure::Ended => self.was_registered(plugin).await,

@@ -16,13 +16,14 @@ async fn a_claim_is_prepared_again_for_the_kubelet_after_a_reboot() {
     assert_eq!(scene.daemon.only_cdi_file().identity["bootId"], "boot-1");
 
     scene.kubelet.stop().await;
+    let options = scene.same_instance();
     let root = scene.daemon.into_root().await;
     // Both are in memory.
     for dir in [root.cdi(), root.path().join("run")] {
         std::fs::remove_dir_all(&dir).unwrap();
         std::fs::create_dir_all(&dir).unwrap();
     }
-    scene.daemon = Daemon::start_on(root, boot("boot-2")(scene.options.clone())).await;
+    scene.daemon = Daemon::start_on(root, boot("boot-2")(options)).await;
     scene.kubelet.run().await;
     scene.daemon.until_serving(MOCK_GPU_FILE).await;
     assert!(scene.daemon.only_claim().await.stale_boot);

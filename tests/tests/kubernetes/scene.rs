@@ -30,8 +30,10 @@ pub(crate) struct Scene {
     pub(crate) node: String,
     pub(crate) kubelet: Kubelet,
     pub(crate) daemon: Daemon,
-    /// What a daemon of the node is started with.
+    /// What a daemon of the node is started with, beside the UID of its pod.
     pub(crate) options: Options,
+    /// UID of the daemon's pod.
+    uid: String,
     _dir: TempDir,
 }
 
@@ -48,7 +50,8 @@ impl Scene {
         deploy(&api).await;
         add_node(&api, node).await;
         let pod = format!("nodedock-{node}");
-        let config = server.kubeconfig(&token(&api, node, &pod).await);
+        let (uid, token) = daemon_pod(&api, node, &pod).await;
+        let config = server.kubeconfig(&token);
         let dir = tempfile::tempdir().expect("a directory in the place for temporary files");
         let kubeconfig = dir.path().join("kubeconfig");
         std::fs::write(&kubeconfig, &config).expect("write a kubeconfig");
@@ -57,9 +60,15 @@ impl Scene {
         let log = root.path().join("kubelet.log");
         let kubelet = Kubelet::start(&server.program, &root.kubelet(), &server.admin, node, log).await;
         let options = options_of(node, &kubeconfig).env("NODEDOCK_POD", &format!("{ACCOUNT}/{pod}"));
-        let daemon = Daemon::start_on(root, change(options.clone())).await;
+        let own = instance(&options, &uid);
+        let daemon = Daemon::start_on(root, change(own)).await;
         let as_daemon = Api::of(&config).await;
-        Some(Self { server, api, as_daemon, node: node.to_owned(), kubelet, daemon, options, _dir: dir })
+        Some(Self { server, api, as_daemon, node: node.to_owned(), kubelet, daemon, options, uid, _dir: dir })
+    }
+
+    /// What a daemon of the node's first pod is started with.
+    pub(crate) fn same_instance(&self) -> Options {
+        instance(&self.options, &self.uid)
     }
 
     /// Waits until the slices of a driver on this node have exactly these devices, `POOL/DEVICE`, sorted.
@@ -161,6 +170,11 @@ pub(crate) fn cdi_devices(prepared: &Value) -> Vec<String> {
     let mut names: Vec<_> = names.map(|name| name.as_str().expect("a name is text").to_owned()).collect();
     names.sort();
     names
+}
+
+/// What the daemon of a pod is started with.
+pub(crate) fn instance(options: &Options, uid: &str) -> Options {
+    options.clone().arg("--instance-uid", uid)
 }
 
 /// Path of namespaced objects.
@@ -268,8 +282,8 @@ async fn add_node(api: &Api, name: &str) {
     api.post(&path(name, "serviceaccounts"), &account).await.done();
 }
 
-/// Creates the daemon's pod on a node and gives the token that a kubelet would mount in it.
-async fn token(api: &Api, node: &str, name: &str) -> String {
+/// Creates the daemon's pod on a node. Gives its UID, and the token that a kubelet would mount in it.
+async fn daemon_pod(api: &Api, node: &str, name: &str) -> (String, String) {
     let container = json!({"name": "nodedock", "image": "ghcr.io/nodedock/nodedock"});
     let pod = json!({
         "metadata": {"name": name},
@@ -280,5 +294,6 @@ async fn token(api: &Api, node: &str, name: &str) -> String {
     let request = json!({"spec": {"boundObjectRef": bound, "expirationSeconds": 7200}});
     let account = format!("{}/{ACCOUNT}/token", path(ACCOUNT, "serviceaccounts"));
     let answer = api.post(&account, &request).await.done();
-    answer["status"]["token"].as_str().expect("a token is text").to_owned()
+    let text = |value: &Value| value.as_str().expect("it is text").to_owned();
+    (text(&pod["metadata"]["uid"]), text(&answer["status"]["token"]))
 }

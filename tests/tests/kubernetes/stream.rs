@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::future::join_all;
+use nodedock_tests::cdi::CdiFile;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -24,6 +26,8 @@ pub(crate) struct Stream<'a> {
     pub(crate) node: &'a str,
     /// The driver of the claims' devices.
     pub(crate) driver: &'a str,
+    /// The directory of CDI files.
+    pub(crate) cdi: &'a Path,
     /// Pods at once.
     pub(crate) in_flight: usize,
     /// Pods that end before, between and after the actions.
@@ -42,6 +46,8 @@ pub(crate) struct Tally {
     pub(crate) failed_unprepares: usize,
     /// The longest time from the first attempt to prepare to the success.
     pub(crate) longest_wait: Duration,
+    /// The longest time for which a pod waited for the scheduler.
+    pub(crate) longest_binding: Duration,
     /// The longest time that the manager took for an attempt that succeeded.
     pub(crate) longest_call: Duration,
     /// The errors, without names, and how often each came.
@@ -91,12 +97,27 @@ impl Stream<'_> {
     /// A pod from its creation to its end.
     async fn pod(&self, name: &str, state: &State) {
         pod_with_claim(self.api, self.node, name, gpus(1)).await;
+        let binding = Instant::now();
+        self.kubelet.bound(self.node, name, self.driver).await;
+        let binding = binding.elapsed();
         let prepared = self.kubelet.repeat("prepare", self.node, name, self.driver).await;
-        assert_eq!(cdi_devices(&prepared.result).len(), 1, "{name}: {prepared:?}");
+        let devices = cdi_devices(&prepared.result);
+        assert_eq!((devices.len(), self.files_with(&devices[0])), (1, 1), "{name}: {prepared:?}");
         state.hold().await;
         let unprepared = self.kubelet.repeat("unprepare", self.node, name, self.driver).await;
+        assert_eq!(self.files_with(&devices[0]), 0, "{name} is unprepared");
         remove(self.api, self.node, name).await;
-        state.note(name, &prepared, &unprepared);
+        state.note(name, binding, &prepared, &unprepared);
+    }
+}
+
+impl Stream<'_> {
+    /// How many CDI files have a device.
+    fn files_with(&self, device: &str) -> usize {
+        let entries = std::fs::read_dir(self.cdi).expect("the directory is there").flatten();
+        // Those of other claims come and go meanwhile.
+        let files = entries.filter_map(|entry| CdiFile::read(&entry.path()));
+        files.filter(|file| file.devices().iter().any(|name| name == device)).count()
     }
 }
 
@@ -117,13 +138,14 @@ impl State {
         let _ = timeout(HOLD, progress.changed()).await;
     }
 
-    fn note(&self, pod: &str, prepared: &Repeated, unprepared: &Repeated) {
+    fn note(&self, pod: &str, binding: Duration, prepared: &Repeated, unprepared: &Repeated) {
         let action = self.progress.borrow().action.clone();
         let mut report = self.report();
         let tally = report.0.entry(action).or_default();
         tally.pods += 1;
         tally.failed_prepares += usize::from(!prepared.refusals.is_empty());
         tally.failed_unprepares += usize::from(!unprepared.refusals.is_empty());
+        tally.longest_binding = tally.longest_binding.max(binding);
         tally.longest_wait = tally.longest_wait.max(prepared.waited);
         tally.longest_call = tally.longest_call.max(prepared.elapsed);
         for error in prepared.refusals.iter().chain(&unprepared.refusals) {
@@ -139,23 +161,24 @@ impl State {
 }
 
 impl Report {
-    /// The tallies by action.
-    pub(crate) fn tallies(&self) -> impl Iterator<Item = (&str, &Tally)> {
-        self.0.iter().map(|(action, tally)| (action.as_str(), tally))
+    /// The tally of an action after which pods ended.
+    pub(crate) fn of(&self, action: &str) -> &Tally {
+        self.0.get(action).unwrap_or_else(|| panic!("no pod ended after {action:?}: {self}"))
     }
 }
 
 impl Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (action, tally) in self.tallies() {
+        for (action, tally) in &self.0 {
+            let Tally { pods, failed_prepares, failed_unprepares, .. } = tally;
+            let [wait, call, binding] = [tally.longest_wait, tally.longest_call, tally.longest_binding];
             writeln!(
                 f,
-                "{action}: {} pods; first prepare failed for {}, unprepare for {}; longest wait {:?}, longest call {:?}",
-                tally.pods,
-                tally.failed_prepares,
-                tally.failed_unprepares,
-                tally.longest_wait,
-                tally.longest_call
+                "{action}: {pods} pods, {failed_prepares} failed to prepare, {failed_unprepares} to unprepare"
+            )?;
+            writeln!(
+                f,
+                "  longest wait {wait:.1?}, longest call {call:.1?}, longest wait for the scheduler {binding:.1?}"
             )?;
             for (error, count) in &tally.errors {
                 writeln!(f, "  {count} x {error}")?;

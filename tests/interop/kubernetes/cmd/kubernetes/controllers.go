@@ -44,6 +44,8 @@ func startClaimController(ctx context.Context, kubeconfig string) error {
 	if err != nil {
 		return err
 	}
+	// A claim of each pod takes several requests, and the tests wait for them.
+	config.QPS, config.Burst = 200, 400
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err
