@@ -1,11 +1,11 @@
 //! Claims of pods, from the scheduler's allocation to the end of the pod.
 
-use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_NAME};
+use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME};
 use scripted::Script;
 use serde_json::{Value, json};
 
 use crate::kubelet::Failure;
-use crate::scene::{SCRIPTED_NAME, Scene, gpus, pod, request};
+use crate::scene::{SCRIPTED_NAME, Scene, cdi_devices, gpus, pod, request};
 
 /// A CEL expression for parts of simulated GPUs.
 const PARTITION: &str = "device.attributes[\"mock-gpu.nodedock.dev\"].partition";
@@ -53,7 +53,14 @@ async fn a_claim_is_allocated_by_the_scheduler_prepared_and_unprepared() {
     consumed["exactly"]["capacity"] = json!({"requests": {"memory": "4Gi"}});
     let subrequest = json!({"name": "any", "deviceClassName": MOCK_GPU_NAME});
     let first = json!({"name": "first", "firstAvailable": [subrequest]});
-    let kinds = [("consumed", consumed), ("first", first), ("partition", selected("part", PARTITION))];
+    let mut admin = request("admin", MOCK_GPU_NAME, 1);
+    admin["exactly"]["adminAccess"] = json!(true);
+    let kinds = [
+        ("consumed", consumed),
+        ("admin", admin),
+        ("first", first),
+        ("partition", selected("part", PARTITION)),
+    ];
     for (name, request) in kinds {
         scene.pod_with_claim(name, json!([request])).await;
         let names = scene.prepared(name).await;
@@ -86,6 +93,69 @@ async fn a_claim_of_a_template_and_one_of_two_pods_are_prepared() {
     scene.unprepared("other").await;
     scene.unprepared("templated").await;
     scene.daemon.assert_empty().await;
+    scene.assert_nothing_forbidden();
+}
+
+#[tokio::test]
+async fn a_claim_of_two_drivers_is_prepared_by_both() {
+    let Some(scene) = Scene::gpus_serve("drivers").await else { return };
+    scene.daemon.install_scripted(&Script::default());
+    scene.daemon.until_serving("scripted.wasm").await;
+    scene.kubelet.registered(SCRIPTED_NAME).await;
+    let requests = json!([request("gpu", MOCK_GPU_NAME, 1), request("device", SCRIPTED_NAME, 1)]);
+    scene.pod_with_claim("both", requests).await;
+    let names = scene.prepared("both").await;
+    for driver in [MOCK_GPU_NAME, SCRIPTED_NAME] {
+        assert!(names.iter().any(|name| name.starts_with(&format!("{driver}/"))), "{names:?}");
+    }
+    assert_eq!((names.len(), scene.daemon.cdi_files().len()), (2, 2));
+    scene.unprepared("both").await;
+    scene.daemon.assert_empty().await;
+    scene.removed("both").await;
+    scene.assert_nothing_forbidden();
+}
+
+/// The scheduler gives the device away as soon as the pod is gone from the API, and the kubelet ends it later.
+#[tokio::test]
+async fn the_device_of_a_pod_that_was_deleted_by_force_goes_to_the_next_one_when_it_is_unprepared() {
+    let Some(scene) = Scene::start("force").await else { return };
+    scene.daemon.install_gpus("pools: [{name: gpus, count: 1}]\n");
+    scene.daemon.until_serving(MOCK_GPU_FILE).await;
+    scene.kubelet.registered(MOCK_GPU_NAME).await;
+    scene.pod_with_claim("first", gpus(1)).await;
+    let before = scene.prepared("first").await;
+    scene.removed("first").await;
+    scene.pod_with_claim("second", gpus(1)).await;
+    scene.kubelet.bound(&scene.node, "second", MOCK_GPU_NAME).await;
+    let next = scene.kubelet.repeat("prepare", &scene.node, "second", MOCK_GPU_NAME);
+    let (next, ()) = tokio::join!(next, scene.unprepared("first"));
+    let names = cdi_devices(&next.result);
+    assert!(names.len() == 1 && names != before, "{names:?} and {before:?}");
+    scene.assert_rendered(&names);
+    scene.unprepared("second").await;
+    scene.daemon.assert_empty().await;
+    scene.removed("second").await;
+    scene.assert_nothing_forbidden();
+}
+
+#[tokio::test]
+async fn a_device_that_becomes_unhealthy_is_so_in_the_status_of_its_pod() {
+    let Some(scene) = Scene::start("health").await else { return };
+    scene.daemon.install_gpus("pools: [{name: gpus, count: 1}]\n");
+    scene.daemon.until_serving(MOCK_GPU_FILE).await;
+    scene.kubelet.registered(MOCK_GPU_NAME).await;
+    scene.pod_with_claim("pod", gpus(1)).await;
+    scene.prepared("pod").await;
+    scene.daemon.install_gpus("pools: [{name: gpus, count: 1, unhealthy: [{index: 0, message: too hot}]}]\n");
+    let is_unhealthy = || async {
+        let status = scene.kubelet.ask("health", &scene.node, "pod", "").await.expect("a status").result;
+        let health = &status["main"][0]["resources"][0];
+        (health["health"] == "Unhealthy").then(|| health["message"].as_str().unwrap_or_default().to_owned())
+    };
+    let message = scene.kubelet.until_health(is_unhealthy).await;
+    assert!(message.contains("too hot"), "{message}");
+    scene.unprepared("pod").await;
+    scene.removed("pod").await;
     scene.assert_nothing_forbidden();
 }
 

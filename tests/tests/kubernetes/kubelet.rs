@@ -195,6 +195,18 @@ impl Kubelet {
         self.wait(&format!("{count} of {resource} are allocatable"), last).await;
     }
 
+    /// Returns what `look` finds, which is called again when a device has another health.
+    pub(crate) async fn until_health<T>(&self, look: impl AsyncFn() -> Option<T>) -> T {
+        let changes = |seen: &Seen| seen.events.iter().filter(|event| event["event"] == "health").count();
+        loop {
+            let before = changes(&self.seen.borrow());
+            if let Some(found) = look().await {
+                return found;
+            }
+            self.wait("a device has another health", |seen| (changes(seen) > before).then_some(())).await;
+        }
+    }
+
     /// Has a manager do something for a pod, again and again as a kubelet does, until it succeeds. A kubelet that was started again goes on
     /// when it has registered the plugin.
     pub(crate) async fn repeat(&self, what: &str, namespace: &str, pod: &str, plugin: &str) -> Repeated {

@@ -1,11 +1,12 @@
 //! Extended resources, allocated by the kubelet's device manager.
 
-use nodedock_tests::drivers::MOCK_GPU_FILE;
+use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
 use serde_json::{Value, json};
 
 use crate::scene::{Scene, pod};
 
 const RESOURCE: &str = "example.com/gpu";
+const OF_A_CLASS: &str = "example.com/gpu-of-a-class";
 const GPUS: &str = "pools: [{name: gpus, count: 4, extendedResource: example.com/gpu}]\n";
 
 impl Scene {
@@ -71,5 +72,25 @@ async fn devices_of_a_pool_are_allocated_kept_over_restarts_and_released() {
     let names = scene.started("all").await;
     assert_eq!(names.len(), 4, "{names:?}");
     assert_eq!(names, scene.rendered());
+    scene.assert_nothing_forbidden();
+}
+
+/// The scheduler makes a claim for a pod that wants a resource of which no node has any, and a class has devices.
+#[tokio::test]
+async fn a_resource_of_a_class_is_a_claim_that_the_scheduler_makes() {
+    let Some(scene) = Scene::start("classes").await else { return };
+    scene.daemon.install_gpus("pools: [{name: gpus, count: 4}]\n");
+    scene.daemon.until_serving(MOCK_GPU_FILE).await;
+    scene.kubelet.registered(MOCK_GPU_NAME).await;
+    let selector = json!({"cel": {"expression": format!("device.driver == \"{MOCK_GPU_NAME}\"")}});
+    let spec = json!({"selectors": [selector], "extendedResourceName": OF_A_CLASS});
+    let class = json!({"metadata": {"name": "of-a-resource"}, "spec": spec});
+    scene.api.post("/apis/resource.k8s.io/v1/deviceclasses", &class).await.done();
+    let container = json!({"resources": {"limits": {OF_A_CLASS: "2"}}});
+    scene.api.post(&scene.path("pods"), &pod(&scene.node, "two", json!([]), container)).await.done();
+    let names = scene.prepared("two").await;
+    assert_eq!((names.len(), names), (2, scene.rendered()));
+    scene.unprepared("two").await;
+    scene.daemon.assert_empty().await;
     scene.assert_nothing_forbidden();
 }

@@ -276,7 +276,10 @@ async fn add_node(api: &Api, name: &str) {
         "status": {"capacity": room, "allocatable": room, "conditions": ready},
     });
     api.post("/api/v1/nodes", &node).await.done();
-    api.post("/api/v1/namespaces", &json!({"metadata": {"name": name}})).await.done();
+    // For claims that look at devices of others.
+    let labels = json!({"resource.kubernetes.io/admin-access": "true"});
+    let namespace = json!({"metadata": {"name": name, "labels": labels}});
+    api.post("/api/v1/namespaces", &namespace).await.done();
     // A controller creates it elsewhere.
     let account = json!({"metadata": {"name": "default"}});
     api.post(&path(name, "serviceaccounts"), &account).await.done();

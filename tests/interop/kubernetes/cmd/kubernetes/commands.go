@@ -22,7 +22,7 @@ type command struct {
 // answer carries a command out. The time is that of the manager, without the wait for the pod to be bound to the node.
 func (k *managers) answer(ctx context.Context, asked command) {
 	answer := map[string]any{"event": "answer", "id": asked.ID, "do": asked.Do}
-	pod, err := k.pods.bound(ctx, asked.Namespace, asked.Pod)
+	pod, err := k.pods.whenBound(ctx, asked.Namespace, asked.Pod)
 	began := time.Now()
 	if err == nil {
 		answer["result"], err = k.carryOut(ctx, asked, pod)

@@ -20,6 +20,7 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cm/containermap"
 	"k8s.io/kubernetes/pkg/kubelet/cm/devicemanager"
 	"k8s.io/kubernetes/pkg/kubelet/cm/dra"
+	"k8s.io/kubernetes/pkg/kubelet/cm/resourceupdates"
 	"k8s.io/kubernetes/pkg/kubelet/cm/topologymanager"
 	"k8s.io/kubernetes/pkg/kubelet/pluginmanager"
 
@@ -39,7 +40,7 @@ type managers struct {
 }
 
 // kubelet runs the managers on the directories of a kubelet. Commands come as lines of JSON; each is answered with its id, and several
-// may be under way. Events: "started", "registered", "deregistered", "refused", "capacity" and "answer".
+// may be under way. Events: "started", "registered", "deregistered", "refused", "capacity", "health" and "answer".
 func kubelet(args []string) error {
 	flags := flag.NewFlagSet("kubelet", flag.ContinueOnError)
 	root := flags.String("root", "/var/lib/kubelet", "directory of the kubelet")
@@ -100,8 +101,8 @@ func (k *managers) start(ctx context.Context, root string) error {
 	if err != nil {
 		return err
 	}
-	go drain(k.claims.Updates())
-	go drain(k.devices.Updates())
+	go reportHealth(k.claims.Updates())
+	go reportHealth(k.devices.Updates())
 	plugins := pluginmanager.NewPluginManager(filepath.Join(root, "plugins_registry"), &record.FakeRecorder{})
 	plugins.AddHandler(registerapi.DRAPlugin, reported{k.claims.GetWatcherHandler(), registerapi.DRAPlugin})
 	plugins.AddHandler(registerapi.DevicePlugin, reported{k.devices.GetWatcherHandler(), registerapi.DevicePlugin})
@@ -110,8 +111,10 @@ func (k *managers) start(ctx context.Context, root string) error {
 	return servePodResources(ctx, filepath.Join(root, "pod-resources", "kubelet.sock"), k.pods, resourcesOfPods{k.devices, k.claims})
 }
 
-func drain[T any](updates <-chan T) {
-	for range updates {
+// reportHealth says of which pods a device changed its health.
+func reportHealth(updates <-chan resourceupdates.Update) {
+	for update := range updates {
+		emit(map[string]any{"event": "health", "pods": update.PodUIDs})
 	}
 }
 

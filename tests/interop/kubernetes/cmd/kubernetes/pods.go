@@ -2,8 +2,8 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -21,6 +21,8 @@ import (
 type nodePods struct {
 	informer cache.SharedIndexInformer
 	lister   corelisters.PodLister
+	// known are all pods that a command was about: a kubelet unprepares a pod that was deleted by force too.
+	known sync.Map
 }
 
 func watchPods(ctx context.Context, client kubernetes.Interface, node string) *nodePods {
@@ -28,7 +30,7 @@ func watchPods(ctx context.Context, client kubernetes.Interface, node string) *n
 		options.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
 	}
 	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTweakListOptions(ofNode))
-	pods := &nodePods{factory.Core().V1().Pods().Informer(), factory.Core().V1().Pods().Lister()}
+	pods := &nodePods{informer: factory.Core().V1().Pods().Informer(), lister: factory.Core().V1().Pods().Lister()}
 	factory.Start(ctx.Done())
 	return pods
 }
@@ -60,17 +62,21 @@ func (p *nodePods) GetPodByName(namespace, name string) (*v1.Pod, bool) {
 	return pod, err == nil
 }
 
-// bound returns a pod when it is bound to this node.
-func (p *nodePods) bound(ctx context.Context, namespace, name string) (*v1.Pod, error) {
+// whenBound returns a pod when it is bound to this node.
+func (p *nodePods) whenBound(ctx context.Context, namespace, name string) (*v1.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	for {
 		if pod, found := p.GetPodByName(namespace, name); found {
+			p.known.Store(namespace+"/"+name, pod)
 			return pod, nil
+		}
+		if pod, found := p.known.Load(namespace + "/" + name); found {
+			return pod.(*v1.Pod), nil
 		}
 		select {
 		case <-ctx.Done():
-			return nil, fmt.Errorf("pod %s/%s is not bound to this node: %w", namespace, name, errors.Join(ctx.Err()))
+			return nil, fmt.Errorf("pod %s/%s is not bound to this node: %w", namespace, name, ctx.Err())
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
