@@ -198,6 +198,8 @@ impl ResourceController {
     /// Publishes the status, and keeps the conditions in step with it.
     fn publish_status(&self) {
         let (status, name) = (&self.state.status, &self.resource.name);
+        // First: whoever sees a condition sees the status that it is about.
+        *self.resource.registration.lock() = status.clone();
         let code = ProblemCode::DevicePluginRefused;
         let refusal = |why: &String| {
             let message = format!("the kubelet does not take the extended resource {name}: {why}");
@@ -213,7 +215,6 @@ impl ResourceController {
         };
         self.resource.context.parts.conditions.update(code, name.as_str(), refused);
         self.set_away(away);
-        *self.resource.registration.lock() = status.clone();
     }
 
     /// The condition that no kubelet is there stays while any resource waits for one.
