@@ -73,6 +73,26 @@ async fn a_claim_is_allocated_by_the_scheduler_prepared_and_unprepared() {
     scene.assert_nothing_forbidden();
 }
 
+/// Requests of a claim's whole life: it is read, and watched while it is prepared.
+const REQUESTS_OF_A_CLAIM_MAX: usize = 3;
+
+#[tokio::test]
+async fn a_claim_costs_few_requests() {
+    let Some(scene) = Scene::gpus_serve("requests").await else { return };
+    let names = ["one", "two", "three", "four", "five"];
+    for name in names {
+        scene.pod_with_claim(name, gpus(1)).await;
+        scene.prepared(name).await;
+        scene.unprepared(name).await;
+        scene.removed(name).await;
+    }
+    let is_of_claim = |event: &&Value| event["objectRef"]["resource"] == "resourceclaims";
+    let requests = scene.requests();
+    let of_claims: Vec<_> = requests.iter().filter(is_of_claim).map(|event| &event["requestURI"]).collect();
+    let most = names.len() * REQUESTS_OF_A_CLAIM_MAX;
+    assert!((1..=most).contains(&of_claims.len()), "{} requests: {of_claims:#?}", of_claims.len());
+}
+
 #[tokio::test]
 async fn a_claim_of_a_template_and_one_of_two_pods_are_prepared() {
     let Some(scene) = Scene::gpus_serve("templates").await else { return };

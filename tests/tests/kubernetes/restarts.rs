@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
+use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME};
 use nodedock_tests::machine::tell;
+use nodedock_tests::{Daemon, Options};
 
-use crate::scene::{Scene, instance};
+use crate::scene::{Scene, gpus, instance};
 use crate::stream::Stream;
 
 const STOPS: &str = "daemon stops and starts";
@@ -30,6 +31,34 @@ const DEVICES: usize = 32;
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 #[tokio::test]
+async fn a_newer_instance_has_the_claims_of_the_older_one() {
+    let Some(mut scene) = Scene::start("instances").await else { return };
+    scene.daemon.serve(MOCK_GPU, Form::Core).await;
+    scene.kubelet.registered(MOCK_GPU_NAME).await;
+    scene.pod_with_claim("kept", gpus(2)).await;
+    let names = scene.prepared("kept").await;
+    update(&mut scene.daemon, &scene.options, "newer").await;
+    scene.daemon.until_serving(MOCK_GPU_FILE).await;
+    assert_eq!(scene.daemon.only_claim().await.state, "prepared");
+    assert_eq!(scene.prepared_again("kept", MOCK_GPU_NAME).await, names);
+    scene.unprepared_again("kept", MOCK_GPU_NAME).await;
+    scene.daemon.assert_empty().await;
+    scene.pod_with_claim("new", gpus(1)).await;
+    scene.prepared_again("new", MOCK_GPU_NAME).await;
+    scene.unprepared_again("new", MOCK_GPU_NAME).await;
+    scene.daemon.assert_empty().await;
+    scene.assert_nothing_forbidden();
+}
+
+/// Starts a newer instance and ends the older one when the newer is ready, as a DaemonSet does with `maxSurge: 1`.
+async fn update(daemon: &mut Daemon, options: &Options, uid: &str) {
+    let newer = daemon.beside(instance(options, uid)).await;
+    let mut older = std::mem::replace(daemon, newer);
+    let status = older.terminate().await;
+    assert!(status.success(), "{status}\n{}", older.log());
+}
+
+#[tokio::test]
 async fn pods_come_and_go_while_daemon_and_kubelet_restart() {
     let Some(mut scene) = Scene::start("restarts").await else { return };
     scene.daemon.install_gpus(&format!("pools: [{{name: gpus, count: {DEVICES}}}]\n"));
@@ -51,11 +80,7 @@ async fn pods_come_and_go_while_daemon_and_kubelet_restart() {
         IS_KILLED => scene.daemon.crash().await,
         IS_UPDATED => {
             instances += 1;
-            let newer = instance(&scene.options, &format!("instance-{instances}"));
-            let newer = scene.daemon.beside(newer).await;
-            let mut older = std::mem::replace(&mut scene.daemon, newer);
-            let status = older.terminate().await;
-            assert!(status.success(), "{status}\n{}", older.log());
+            update(&mut scene.daemon, &scene.options, &format!("instance-{instances}")).await;
         }
         _ => scene.kubelet.restart().await,
     });

@@ -1,9 +1,9 @@
 //! Slices: stored as they are written, and changed with the driver's inventory.
 
-use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_NAME};
-use serde_json::Value;
+use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME};
+use serde_json::{Value, json};
 
-use crate::scene::Scene;
+use crate::scene::{SLICES, Scene};
 
 impl Scene {
     /// The devices that the daemon has, as they are published: `POOL/DEVICE`, sorted.
@@ -64,5 +64,29 @@ async fn every_field_of_a_slice_is_stored_and_slices_follow_the_inventory() {
         lost(&event["requestObject"]["spec"], &event["responseObject"]["spec"], "spec", &mut all);
         assert!(all.is_empty(), "{all:#?}");
     }
+    scene.assert_nothing_forbidden();
+}
+
+#[tokio::test]
+async fn slices_that_others_change_are_written_again_and_foreign_ones_are_deleted() {
+    let Some(scene) = Scene::start("edits").await else { return };
+    scene.daemon.install_gpus("pools: [{name: gpus, count: 2}]\n");
+    scene.daemon.until_serving(MOCK_GPU_FILE).await;
+    let wanted = ["edits/gpus/gpu-0", "edits/gpus/gpu-1"].map(str::to_owned);
+    let mut slice = scene.until_published(MOCK_GPU_NAME, &wanted).await.remove(0);
+    let path = format!("{SLICES}/{}", slice["metadata"]["name"].as_str().expect("a slice has a name"));
+
+    slice["spec"]["devices"] = json!([{"name": "made-up"}]);
+    scene.api.put(&path, &slice).await.done();
+    scene.until_published(MOCK_GPU_NAME, &wanted).await;
+    scene.api.delete(&path).await.done();
+    scene.until_published(MOCK_GPU_NAME, &wanted).await;
+
+    let pool = json!({"name": "edits/other", "generation": 1, "resourceSliceCount": 1});
+    let spec = json!({
+        "driver": MOCK_GPU_NAME, "nodeName": scene.node, "pool": pool, "devices": [{"name": "made-up"}],
+    });
+    scene.api.post(SLICES, &json!({"metadata": {"name": "made-up"}, "spec": spec})).await.done();
+    scene.until_published(MOCK_GPU_NAME, &wanted).await;
     scene.assert_nothing_forbidden();
 }
