@@ -18,6 +18,7 @@ use crate::PATIENCE;
 /// The longest pause before a command is repeated. A kubelet waits for a minute or more.
 const RETRY: Duration = Duration::from_millis(100);
 
+/// The process that runs on a kubelet's directory, and those before it.
 pub(crate) struct Kubelet {
     program: PathBuf,
     args: Vec<String>,
@@ -56,6 +57,8 @@ pub(crate) struct Repeated {
     pub(crate) result: Value,
     /// The errors of the manager before it.
     pub(crate) refusals: Vec<String>,
+    /// When the first of them came; without any, when the command succeeded.
+    pub(crate) decided: Instant,
     /// The manager's time for the attempt that succeeded.
     pub(crate) elapsed: Duration,
     /// From the first attempt to the success.
@@ -211,16 +214,18 @@ impl Kubelet {
     /// when it has registered the plugin.
     pub(crate) async fn repeat(&self, what: &str, namespace: &str, pod: &str, plugin: &str) -> Repeated {
         self.bound(namespace, pod, plugin).await;
-        let (began, mut refusals) = (Instant::now(), Vec::new());
+        let (began, mut refusals, mut first) = (Instant::now(), Vec::new(), None);
         loop {
             match self.ask(what, namespace, pod, "main").await {
                 Ok(done) => {
-                    let (result, elapsed) = (done.result, done.elapsed);
-                    return Repeated { result, refusals, elapsed, waited: began.elapsed() };
+                    let decided = first.unwrap_or_else(Instant::now);
+                    let (result, elapsed, waited) = (done.result, done.elapsed, began.elapsed());
+                    return Repeated { result, refusals, decided, elapsed, waited };
                 }
                 Err(Failure::Ended) => self.was_registered(plugin).await,
                 Err(Failure::Refused(why)) => {
                     assert!(began.elapsed() < PATIENCE, "{what} {pod}: {why}, after {refusals:#?}");
+                    first.get_or_insert_with(Instant::now);
                     refusals.push(why);
                     self.pause().await;
                 }

@@ -7,7 +7,7 @@ use nodedock_tests::machine::tell;
 use nodedock_tests::{Daemon, Options};
 
 use crate::scene::{Scene, gpus, instance};
-use crate::stream::Stream;
+use crate::stream::{Stream, Wants};
 
 const STOPS: &str = "daemon stops and starts";
 const IS_KILLED: &str = "daemon is killed and starts";
@@ -17,18 +17,19 @@ const KUBELET: &str = "kubelet is killed and starts";
 const ROUNDS: usize = 2;
 const IN_FLIGHT: usize = 10;
 const BETWEEN: usize = 15;
-/// How many pods may need a second attempt to prepare, each of which a kubelet makes a minute later: while the daemon's sockets are gone,
-/// every pod that comes, and once more if the kubelet registers the driver twice.
-const FAILED_MAX: [(&str, usize); 4] = [
-    (STOPS, 2 * IN_FLIGHT * ROUNDS),
-    (IS_KILLED, 2 * IN_FLIGHT * ROUNDS),
-    (IS_UPDATED, 2 * IN_FLIGHT * ROUNDS),
-    (KUBELET, 0),
-];
+/// As many pods as come while the daemon's sockets are gone, and once more if the kubelet registers the driver twice.
+const WITHOUT_SOCKETS: usize = 2 * IN_FLIGHT * ROUNDS;
+/// How many pods may need a second attempt to prepare.
+const PREPARES_FAILED_MAX: [(&str, usize); 4] =
+    [(STOPS, WITHOUT_SOCKETS), (IS_KILLED, WITHOUT_SOCKETS), (IS_UPDATED, WITHOUT_SOCKETS), (KUBELET, 0)];
+/// How many pods may need a second attempt to allocate a device.
+const ALLOCATIONS_FAILED_MAX: [(&str, usize); 3] =
+    [(STOPS, WITHOUT_SOCKETS), (IS_KILLED, WITHOUT_SOCKETS), (IS_UPDATED, WITHOUT_SOCKETS)];
 /// More than the pods that run need, since the scheduler learns some time later that a device is free.
 const DEVICES: usize = 32;
-/// The longest time from the first attempt to prepare a pod's claim to the success.
+/// The longest time from the first attempt of a command to its success.
 const WAIT_MAX: Duration = Duration::from_secs(60);
+const RESOURCE: &str = "example.com/gpu";
 
 #[tokio::test]
 async fn a_newer_instance_has_the_claims_of_the_older_one() {
@@ -58,23 +59,22 @@ async fn update(daemon: &mut Daemon, options: &Options, uid: &str) {
     assert!(status.success(), "{status}\n{}", older.log());
 }
 
-#[tokio::test]
-async fn pods_come_and_go_while_daemon_and_kubelet_restart() {
-    let Some(mut scene) = Scene::start("restarts").await else { return };
-    scene.daemon.install_gpus(&format!("pools: [{{name: gpus, count: {DEVICES}}}]\n"));
-    scene.daemon.until_serving(MOCK_GPU_FILE).await;
-    scene.kubelet.registered(MOCK_GPU_NAME).await;
+/// Runs pods while all of this happens, each with the most pods whose first attempt of a command may fail.
+async fn stream(scene: &mut Scene, wants: Wants<'_>, command: &str, failed_max: &[(&str, usize)]) {
     let cdi = scene.daemon.cdi();
     let stream = Stream {
         api: &scene.api,
         kubelet: &scene.kubelet,
         node: &scene.node,
         driver: MOCK_GPU_NAME,
+        wants,
         cdi: &cdi,
         in_flight: IN_FLIGHT,
         between: BETWEEN,
     };
-    let (actions, mut instances) = (FAILED_MAX.map(|(action, _)| action).repeat(ROUNDS), 0);
+    let actions: Vec<_> = failed_max.iter().map(|(action, _)| *action).collect();
+    let actions = actions.repeat(ROUNDS);
+    let mut instances = 0;
     let report = stream.run(&actions, async |action| match action {
         STOPS => scene.daemon.restart().await,
         IS_KILLED => scene.daemon.crash().await,
@@ -82,16 +82,38 @@ async fn pods_come_and_go_while_daemon_and_kubelet_restart() {
             instances += 1;
             update(&mut scene.daemon, &scene.options, &format!("instance-{instances}")).await;
         }
-        _ => scene.kubelet.restart().await,
+        KUBELET => scene.kubelet.restart().await,
+        _ => panic!("{action:?} is not known"),
     });
     let report = report.await;
-    tell(&format!("claims of pods while daemon and kubelet restart:\n{report}"));
-    for (action, failed_max) in FAILED_MAX {
+    tell(&format!("pods of the node {} while it restarts:\n{report}", scene.node));
+    for (action, failed_max) in failed_max {
         let tally = report.of(action);
-        let is_well = tally.failed_prepares <= failed_max && tally.longest_wait < WAIT_MAX;
+        let is_well = tally.failed(command) <= *failed_max && tally.longest_wait < WAIT_MAX;
         assert!(is_well, "{action}: {tally:#?}\n{}", scene.daemon.log());
     }
+    scene.daemon.until_conditions(&[]).await;
+    scene.assert_nothing_forbidden();
+}
+
+#[tokio::test]
+async fn pods_with_claims_come_and_go_while_daemon_and_kubelet_restart() {
+    let Some(mut scene) = Scene::start("restarts").await else { return };
+    scene.daemon.install_gpus(&format!("pools: [{{name: gpus, count: {DEVICES}}}]\n"));
+    scene.daemon.until_serving(MOCK_GPU_FILE).await;
+    scene.kubelet.registered(MOCK_GPU_NAME).await;
+    stream(&mut scene, Wants::Claim, "prepare", &PREPARES_FAILED_MAX).await;
     scene.daemon.assert_empty().await;
     scene.until_devices(MOCK_GPU_NAME, DEVICES).await;
-    scene.assert_nothing_forbidden();
+}
+
+#[tokio::test]
+async fn pods_with_resources_come_and_go_while_the_daemon_restarts() {
+    let Some(mut scene) = Scene::start("allocations").await else { return };
+    let pool = format!("{{name: gpus, count: {DEVICES}, extendedResource: {RESOURCE}}}");
+    scene.daemon.install_gpus(&format!("pools: [{pool}]\n"));
+    scene.daemon.until_serving(MOCK_GPU_FILE).await;
+    scene.kubelet.allocatable(RESOURCE, DEVICES).await;
+    stream(&mut scene, Wants::Resource(RESOURCE), "allocate", &ALLOCATIONS_FAILED_MAX).await;
+    scene.kubelet.allocatable(RESOURCE, DEVICES).await;
 }

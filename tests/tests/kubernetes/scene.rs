@@ -116,8 +116,8 @@ impl Scene {
         cdi_devices(&done.result)
     }
 
-    /// Prepares a pod's claims as soon as that is possible after a restart. Gives the CDI devices of its container. A kubelet that was started
-    /// again has them twice: it adds those of the answer to those of its checkpoint.
+    /// Prepares a pod's claims as soon as that is possible after a restart. Gives the CDI devices of its container. A kubelet that was
+    /// started again has them twice: it adds those of the answer to those of its checkpoint.
     pub(crate) async fn prepared_again(&self, pod: &str, driver: &str) -> Vec<String> {
         let mut names = cdi_devices(&self.kubelet.repeat("prepare", &self.node, pod, driver).await.result);
         names.dedup();

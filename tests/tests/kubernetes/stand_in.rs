@@ -98,7 +98,10 @@ fn slice(name: &str) -> Value {
     let attributes = json!({"model": {"string": "m"}, "index": {"int": 1}, "v": {"version": "1.2.3"}, "on": {"bool": true}});
     let device =
         json!({"name": "gpu-0", "attributes": attributes, "capacity": {"memory": {"value": "80Gi"}}});
-    let unhealthy = json!({"name": "gpu-1", "taints": [{"key": "example.com/unhealthy", "effect": "NoSchedule", "timeAdded": "2026-01-01T00:00:00Z"}]});
+    let taint = json!({
+        "key": "example.com/unhealthy", "effect": "NoSchedule", "timeAdded": "2026-01-01T00:00:00Z",
+    });
+    let unhealthy = json!({"name": "gpu-1", "taints": [taint]});
     json!({
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",

@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use nodedock_tests::cdi::CdiFile;
+use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::PATIENCE;
 use crate::api::Api;
 use crate::kubelet::{Kubelet, Repeated};
-use crate::scene::{cdi_devices, gpus, pod_with_claim, remove};
+use crate::scene::{cdi_devices, gpus, path, pod, pod_with_claim, remove};
 
 /// The longest time for which a pod holds its claim.
 const HOLD: Duration = Duration::from_millis(200);
@@ -24,14 +25,24 @@ pub(crate) struct Stream<'a> {
     pub(crate) api: &'a Api,
     pub(crate) kubelet: &'a Kubelet,
     pub(crate) node: &'a str,
-    /// The driver of the claims' devices.
+    /// The driver of the devices.
     pub(crate) driver: &'a str,
+    pub(crate) wants: Wants<'a>,
     /// The directory of CDI files.
     pub(crate) cdi: &'a Path,
     /// Pods at once.
     pub(crate) in_flight: usize,
     /// Pods that end before, between and after the actions.
     pub(crate) between: usize,
+}
+
+/// What each pod has a device by.
+#[derive(Clone, Copy)]
+pub(crate) enum Wants<'a> {
+    /// A claim, which the kubelet prepares and unprepares.
+    Claim,
+    /// An extended resource, of which the device manager allocates a device.
+    Resource(&'a str),
 }
 
 /// What the pods met, by the action that had begun last.
@@ -41,14 +52,14 @@ pub(crate) struct Report(BTreeMap<String, Tally>);
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) pods: usize,
-    /// Pods for which a kubelet would have made its pause: a first prepare failed.
-    pub(crate) failed_prepares: usize,
-    pub(crate) failed_unprepares: usize,
-    /// The longest time from the first attempt to prepare to the success.
+    /// Pods whose first attempt failed, by command. A kubelet repeats a prepare a minute later; a pod whose devices are not allocated has
+    /// failed for good.
+    failed: BTreeMap<&'static str, usize>,
+    /// The longest time from the first attempt of a command to its success.
     pub(crate) longest_wait: Duration,
     /// The longest time for which a pod waited for the scheduler.
     pub(crate) longest_binding: Duration,
-    /// The longest time that the manager took for an attempt that succeeded.
+    /// The longest time that a manager took for an attempt that succeeded.
     pub(crate) longest_call: Duration,
     /// The errors, without names, and how often each came.
     pub(crate) errors: BTreeMap<String, usize>,
@@ -62,19 +73,20 @@ struct State {
 #[derive(Default)]
 struct Progress {
     done: usize,
-    action: String,
+    /// The actions that have begun.
+    actions: Vec<(Instant, String)>,
     is_last: bool,
 }
 
 impl Stream<'_> {
     /// Runs pods, and each action in turn after so many more pods have ended. Returns when all pods have ended.
     pub(crate) async fn run(&self, actions: &[&str], mut action: impl AsyncFnMut(&str)) -> Report {
-        let progress = Progress { action: "before".to_owned(), ..Progress::default() };
-        let state = State { progress: watch::Sender::new(progress), report: Mutex::default() };
+        let state = State { progress: watch::Sender::default(), report: Mutex::default() };
         let act = async {
             for name in actions {
                 state.more_done(self.between).await;
-                state.progress.send_modify(|progress| (*name).clone_into(&mut progress.action));
+                let begun = (Instant::now(), (*name).to_owned());
+                state.progress.send_modify(|progress| progress.actions.push(begun));
                 action(name).await;
             }
             state.more_done(self.between).await;
@@ -96,18 +108,59 @@ impl Stream<'_> {
 
     /// A pod from its creation to its end.
     async fn pod(&self, name: &str, state: &State) {
+        match self.wants {
+            Wants::Claim => self.pod_with_claim(name, state).await,
+            Wants::Resource(resource) => self.pod_with_resource(name, resource, state).await,
+        }
+        state.progress.send_modify(|progress| progress.done += 1);
+    }
+
+    async fn pod_with_claim(&self, name: &str, state: &State) {
         pod_with_claim(self.api, self.node, name, gpus(1)).await;
-        let binding = Instant::now();
-        self.kubelet.bound(self.node, name, self.driver).await;
-        let binding = binding.elapsed();
-        let prepared = self.kubelet.repeat("prepare", self.node, name, self.driver).await;
-        let devices = cdi_devices(&prepared.result);
-        assert_eq!((devices.len(), self.files_with(&devices[0])), (1, 1), "{name}: {prepared:?}");
+        self.bound(name, state).await;
+        let prepared = self.repeat("prepare", name, state).await;
+        let devices = cdi_devices(&prepared);
+        assert_eq!((devices.len(), self.files_with(&devices[0])), (1, 1), "{name}: {prepared}");
         state.hold().await;
-        let unprepared = self.kubelet.repeat("unprepare", self.node, name, self.driver).await;
+        self.repeat("unprepare", name, state).await;
         assert_eq!(self.files_with(&devices[0]), 0, "{name} is unprepared");
         remove(self.api, self.node, name).await;
-        state.note(name, binding, &prepared, &unprepared);
+    }
+
+    async fn pod_with_resource(&self, name: &str, resource: &str, state: &State) {
+        let (pods, container) = (path(self.node, "pods"), json!({"resources": {"limits": {resource: "1"}}}));
+        self.api.post(&pods, &pod(self.node, name, json!([]), container)).await.done();
+        self.bound(name, state).await;
+        self.repeat("allocate", name, state).await;
+        let started = self.repeat("start", name, state).await;
+        let device = started["cdi"][0].as_str().unwrap_or_else(|| panic!("{name}: {started}"));
+        assert_eq!(self.files_with(device), 1, "{name}: {started}");
+        state.hold().await;
+        self.api.delete_at_once(&format!("{pods}/{name}")).await.done();
+    }
+
+    async fn bound(&self, pod: &str, state: &State) {
+        let began = Instant::now();
+        self.kubelet.bound(self.node, pod, self.driver).await;
+        state
+            .note(Instant::now(), |tally| tally.longest_binding = tally.longest_binding.max(began.elapsed()));
+    }
+
+    /// Repeats a command until it succeeds. Gives its result.
+    async fn repeat(&self, what: &'static str, pod: &str, state: &State) -> Value {
+        let Repeated { result, refusals, decided, elapsed, waited } =
+            self.kubelet.repeat(what, self.node, pod, self.driver).await;
+        state.note(decided, |tally| {
+            // The first command of a pod.
+            tally.pods += usize::from(matches!(what, "prepare" | "allocate"));
+            *tally.failed.entry(what).or_default() += usize::from(!refusals.is_empty());
+            tally.longest_wait = tally.longest_wait.max(waited);
+            tally.longest_call = tally.longest_call.max(elapsed);
+            for error in refusals {
+                *tally.errors.entry(error.replace(pod, "POD")).or_default() += 1;
+            }
+        });
+        result
     }
 }
 
@@ -138,21 +191,12 @@ impl State {
         let _ = timeout(HOLD, progress.changed()).await;
     }
 
-    fn note(&self, pod: &str, binding: Duration, prepared: &Repeated, unprepared: &Repeated) {
-        let action = self.progress.borrow().action.clone();
-        let mut report = self.report();
-        let tally = report.0.entry(action).or_default();
-        tally.pods += 1;
-        tally.failed_prepares += usize::from(!prepared.refusals.is_empty());
-        tally.failed_unprepares += usize::from(!unprepared.refusals.is_empty());
-        tally.longest_binding = tally.longest_binding.max(binding);
-        tally.longest_wait = tally.longest_wait.max(prepared.waited);
-        tally.longest_call = tally.longest_call.max(prepared.elapsed);
-        for error in prepared.refusals.iter().chain(&unprepared.refusals) {
-            *tally.errors.entry(error.replace(pod, "CLAIM")).or_default() += 1;
-        }
-        drop(report);
-        self.progress.send_modify(|progress| progress.done += 1);
+    /// Changes the tally of the action that began last before a time.
+    fn note(&self, at: Instant, change: impl FnOnce(&mut Tally)) {
+        let progress = self.progress.borrow();
+        let begun = progress.actions.iter().rev().find(|(began, _)| *began <= at);
+        let action = begun.map_or("before", |(_, action)| action);
+        change(self.report().0.entry(action.to_owned()).or_default());
     }
 
     fn report(&self) -> std::sync::MutexGuard<'_, Report> {
@@ -167,18 +211,21 @@ impl Report {
     }
 }
 
+impl Tally {
+    /// How many pods had to repeat a command.
+    pub(crate) fn failed(&self, what: &str) -> usize {
+        self.failed.get(what).copied().unwrap_or_default()
+    }
+}
+
 impl Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (action, tally) in &self.0 {
-            let Tally { pods, failed_prepares, failed_unprepares, .. } = tally;
-            let [wait, call, binding] = [tally.longest_wait, tally.longest_call, tally.longest_binding];
+            let Tally { pods, failed, longest_wait, longest_call, longest_binding, .. } = tally;
+            writeln!(f, "{action}: {pods} pods, first attempts that failed: {failed:?}")?;
             writeln!(
                 f,
-                "{action}: {pods} pods, {failed_prepares} failed to prepare, {failed_unprepares} to unprepare"
-            )?;
-            writeln!(
-                f,
-                "  longest wait {wait:.1?}, longest call {call:.1?}, longest wait for the scheduler {binding:.1?}"
+                "  longest wait {longest_wait:.1?}, longest call {longest_call:.1?}, longest wait for the scheduler {longest_binding:.1?}"
             )?;
             for (error, count) in &tally.errors {
                 writeln!(f, "  {count} x {error}")?;

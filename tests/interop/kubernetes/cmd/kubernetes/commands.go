@@ -43,6 +43,9 @@ func (k *managers) carryOut(ctx context.Context, asked command, pod *v1.Pod) (an
 	case "unprepare":
 		return nil, k.claims.UnprepareResources(ctx, pod)
 	case "allocate":
+		// A kubelet admits one pod after the other, and the manager relies on it.
+		k.admission.Lock()
+		defer k.admission.Unlock()
 		return k.onContainer(pod, asked.Container, func(container *v1.Container) (any, error) {
 			return nil, k.devices.Allocate(pod, container)
 		})

@@ -6,6 +6,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -37,6 +38,8 @@ type managers struct {
 	pods    *nodePods
 	claims  *dra.Manager
 	devices *devicemanager.ManagerImpl
+	// admission is held while devices are allocated to a pod.
+	admission sync.Mutex
 }
 
 // kubelet runs the managers on the directories of a kubelet. Commands come as lines of JSON; each is answered with its id, and several
