@@ -182,7 +182,7 @@ impl Kubelet {
     }
 
     /// Waits until the process that runs has registered a plugin, whatever came then.
-    async fn was_registered(&self, plugin: &str) {
+    pub(crate) async fn was_registered(&self, plugin: &str) {
         let is_one = |event: &Value| event["event"] == "registered" && event["name"] == plugin;
         let look = |seen: &Seen| (!seen.ended && seen.events.iter().any(is_one)).then_some(());
         self.wait(&format!("{plugin} was registered"), look).await;

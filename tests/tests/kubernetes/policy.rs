@@ -36,7 +36,11 @@ async fn a_token_writes_slices_of_its_own_node_only() {
     assert!(refused.contains("another-node") && refused.contains("policy"), "{refused}");
     let everywhere = slice("everywhere", ("allNodes", json!(true)));
     daemon.post(SLICES, &everywhere).await.refused(422);
-    daemon.post(&dry, &slice("own", ("nodeName", json!("policy")))).await.done();
+    let own = slice("own", ("nodeName", json!("policy")));
+    daemon.post(&dry, &own).await.done();
+    let service = scene.as_service_of_node().await;
+    service.post(SLICES, &elsewhere).await.refused(422);
+    service.post(&dry, &own).await.done();
 
     scene.api.post(SLICES, &elsewhere).await.done();
     let foreign = format!("{SLICES}/elsewhere");

@@ -66,6 +66,12 @@ impl Scene {
         Some(Self { server, api, as_daemon, node: node.to_owned(), kubelet, daemon, options, uid, _dir: dir })
     }
 
+    /// The API with a token that is bound to the node, as a daemon that is no pod has it.
+    pub(crate) async fn as_service_of_node(&self) -> Api {
+        let node = self.api.get(&format!("/api/v1/nodes/{}", self.node)).await.done();
+        Api::of(&self.server.kubeconfig(&token(&self.api, "Node", &node).await)).await
+    }
+
     /// What a daemon of the node's first pod is started with.
     pub(crate) fn same_instance(&self) -> Options {
         instance(&self.options, &self.uid)
@@ -293,10 +299,16 @@ async fn daemon_pod(api: &Api, node: &str, name: &str) -> (String, String) {
         "spec": {"nodeName": node, "serviceAccountName": ACCOUNT, "containers": [container]},
     });
     let pod = api.post(&path(ACCOUNT, "pods"), &pod).await.done();
-    let bound = json!({"apiVersion": "v1", "kind": "Pod", "name": name, "uid": pod["metadata"]["uid"]});
+    let uid = pod["metadata"]["uid"].as_str().expect("it is text").to_owned();
+    (uid, token(api, "Pod", &pod).await)
+}
+
+/// A token of the daemon's service account that is bound to an object.
+async fn token(api: &Api, kind: &str, object: &Value) -> String {
+    let Value::Object(metadata) = &object["metadata"] else { panic!("an object has metadata") };
+    let bound = json!({"apiVersion": "v1", "kind": kind, "name": metadata["name"], "uid": metadata["uid"]});
     let request = json!({"spec": {"boundObjectRef": bound, "expirationSeconds": 7200}});
     let account = format!("{}/{ACCOUNT}/token", path(ACCOUNT, "serviceaccounts"));
     let answer = api.post(&account, &request).await.done();
-    let text = |value: &Value| value.as_str().expect("it is text").to_owned();
-    (text(&pod["metadata"]["uid"]), text(&answer["status"]["token"]))
+    answer["status"]["token"].as_str().expect("it is text").to_owned()
 }

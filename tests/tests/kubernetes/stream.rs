@@ -148,6 +148,8 @@ impl Stream<'_> {
 
     /// Repeats a command until it succeeds. Gives its result.
     async fn repeat(&self, what: &'static str, pod: &str, state: &State) -> Value {
+        // What a kubelet refuses just after its own start is not the daemon's fault.
+        self.kubelet.was_registered(self.driver).await;
         let Repeated { result, refusals, decided, elapsed, waited } =
             self.kubelet.repeat(what, self.node, pod, self.driver).await;
         state.note(decided, |tally| {
