@@ -198,7 +198,7 @@ impl ResourceController {
     /// Publishes the status, and keeps the conditions in step with it.
     fn publish_status(&self) {
         let (status, name) = (&self.state.status, &self.resource.name);
-        // First: whoever sees a condition sees the status that it is about.
+        // First: a condition is about this status.
         *self.resource.registration.lock() = status.clone();
         let code = ProblemCode::DevicePluginRefused;
         let refusal = |why: &String| {
