@@ -11,7 +11,9 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"os/signal"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -54,7 +56,6 @@ func apiServer(args []string) error {
 	if err != nil {
 		return fmt.Errorf("etcd: %w", err)
 	}
-	defer store.Close()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -63,10 +64,12 @@ func apiServer(args []string) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithCancel(context.Background())
+	ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer cancel()
 	ended := make(chan error, 1)
-	go func() { ended <- runServer(ctx, listener, store.Clients[0].Addr().String(), files) }()
+	go func() {
+		ended <- runServer(context.WithoutCancel(ctx), listener, store.Clients[0].Addr().String(), files)
+	}()
 	config := &rest.Config{
 		Host:            "https://" + listener.Addr().String(),
 		BearerToken:     adminToken,
@@ -78,13 +81,14 @@ func apiServer(args []string) error {
 	emit(map[string]any{
 		"event": "ready", "url": config.Host, "ca": string(files.certificate), "token": adminToken, "audit": files.audit,
 	})
-	input := make(chan struct{})
 	go func() {
 		untilInputEnds()
-		close(input)
+		cancel()
 	}()
 	select {
-	case <-input:
+	case <-ctx.Done():
+		// The server ends with the process. Its store must not write into a directory that is being removed.
+		store.Server.HardStop()
 		return os.RemoveAll(*dir)
 	case err := <-ended:
 		return fmt.Errorf("the server ended: %w", err)
