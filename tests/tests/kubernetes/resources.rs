@@ -41,9 +41,7 @@ impl Scene {
 
 #[tokio::test]
 async fn devices_of_a_pool_are_allocated_kept_over_restarts_and_released() {
-    let Some(mut scene) = Scene::start("resources").await else { return };
-    scene.daemon.install_gpus(GPUS);
-    scene.daemon.until_serving(MOCK_GPU_FILE).await;
+    let Some(mut scene) = Scene::with_gpus("resources", GPUS).await else { return };
     scene.kubelet.allocatable(RESOURCE, 4).await;
     scene.pod_with_devices("two", 2).await;
     scene.ask("allocate", "two").await;
@@ -56,19 +54,19 @@ async fn devices_of_a_pool_are_allocated_kept_over_restarts_and_released() {
     scene.daemon.crash().await;
     scene.daemon.until_serving(MOCK_GPU_FILE).await;
     scene.kubelet.allocatable(RESOURCE, 4).await;
-    let again = scene.kubelet.repeat("start", &scene.node, "two", RESOURCE).await;
+    let again = scene.kubelet.repeat("start", &scene.node, "two", MOCK_GPU_NAME).await;
     assert_eq!(again.result["cdi"].as_array().map(Vec::len), Some(2), "{again:?}");
 
     // The rest goes to another pod, and all of them to a third when the kubelet knows that both are gone.
     scene.pod_with_devices("rest", 2).await;
-    scene.kubelet.repeat("allocate", &scene.node, "rest", RESOURCE).await;
+    scene.kubelet.repeat("allocate", &scene.node, "rest", MOCK_GPU_NAME).await;
     let others = scene.started("rest").await;
     assert!(others.len() == 2 && !others.iter().any(|name| names.contains(name)), "{others:?} and {names:?}");
     for pod in ["two", "rest"] {
         scene.api.delete_at_once(&format!("{}/{pod}", scene.path("pods"))).await.done();
     }
     scene.pod_with_devices("all", 4).await;
-    scene.kubelet.repeat("allocate", &scene.node, "all", RESOURCE).await;
+    scene.kubelet.repeat("allocate", &scene.node, "all", MOCK_GPU_NAME).await;
     let names = scene.started("all").await;
     assert_eq!(names.len(), 4, "{names:?}");
     assert_eq!(names, scene.rendered());
@@ -78,10 +76,7 @@ async fn devices_of_a_pool_are_allocated_kept_over_restarts_and_released() {
 /// The scheduler makes a claim for a pod that wants a resource of which no node has any, and a class has devices.
 #[tokio::test]
 async fn a_resource_of_a_class_is_a_claim_that_the_scheduler_makes() {
-    let Some(scene) = Scene::start("classes").await else { return };
-    scene.daemon.install_gpus("pools: [{name: gpus, count: 4}]\n");
-    scene.daemon.until_serving(MOCK_GPU_FILE).await;
-    scene.kubelet.registered(MOCK_GPU_NAME).await;
+    let Some(scene) = Scene::with_gpus("classes", "pools: [{name: gpus, count: 4}]\n").await else { return };
     let selector = json!({"cel": {"expression": format!("device.driver == \"{MOCK_GPU_NAME}\"")}});
     let spec = json!({"selectors": [selector], "extendedResourceName": OF_A_CLASS});
     let class = json!({"metadata": {"name": "of-a-resource"}, "spec": spec});

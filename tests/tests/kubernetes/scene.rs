@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use nodedock_tests::cluster::{make_kubelet_root, options_of};
-use nodedock_tests::drivers::MOCK_GPU_NAME;
+use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
 use nodedock_tests::{Daemon, Options, Root};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -41,6 +41,15 @@ impl Scene {
     /// A node with a kubelet and a daemon that has no driver; None on a machine that cannot have them.
     pub(crate) async fn start(node: &str) -> Option<Self> {
         Self::start_with(node, |options| options).await
+    }
+
+    /// The same with a driver of simulated GPUs, with this config, that the kubelet has registered.
+    pub(crate) async fn with_gpus(node: &str, config: &str) -> Option<Self> {
+        let scene = Self::start(node).await?;
+        scene.daemon.install_gpus(config);
+        scene.daemon.until_serving(MOCK_GPU_FILE).await;
+        scene.kubelet.registered(MOCK_GPU_NAME).await;
+        Some(scene)
     }
 
     pub(crate) async fn start_with(node: &str, change: impl FnOnce(Options) -> Options) -> Option<Self> {

@@ -1,6 +1,6 @@
 //! Slices: stored as they are written, and changed with the driver's inventory.
 
-use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME};
+use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_NAME};
 use serde_json::{Value, json};
 
 use crate::scene::{SLICES, Scene};
@@ -69,9 +69,7 @@ async fn every_field_of_a_slice_is_stored_and_slices_follow_the_inventory() {
 
 #[tokio::test]
 async fn slices_that_others_change_are_written_again_and_foreign_ones_are_deleted() {
-    let Some(scene) = Scene::start("edits").await else { return };
-    scene.daemon.install_gpus("pools: [{name: gpus, count: 2}]\n");
-    scene.daemon.until_serving(MOCK_GPU_FILE).await;
+    let Some(scene) = Scene::with_gpus("edits", "pools: [{name: gpus, count: 2}]\n").await else { return };
     let wanted = ["edits/gpus/gpu-0", "edits/gpus/gpu-1"].map(str::to_owned);
     let mut slice = scene.until_published(MOCK_GPU_NAME, &wanted).await.remove(0);
     let path = format!("{SLICES}/{}", slice["metadata"]["name"].as_str().expect("a slice has a name"));

@@ -328,12 +328,16 @@ async fn a_set_whose_version_is_known_is_watched_without_a_list_as_long_as_the_s
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_refuses_lists_or_ends_every_watch_at_once_is_not_hammered() {
-    for (fault, when) in [
-        (Fault::CloseWatchesAtOnce, When::any().verb("watch")),
-        (Fault::Status(403), When::any().verb("list")),
-        (Fault::Away, When::any()),
+    let known = |version: String| Some(version);
+    let unknown = |_| None;
+    for (since, fault, when) in [
+        (unknown as fn(String) -> _, Fault::CloseWatchesAtOnce, When::any().verb("watch")),
+        (known, Fault::CloseWatchesAtOnce, When::any().verb("watch")),
+        (unknown, Fault::Status(403), When::any().verb("list")),
+        (unknown, Fault::Away, When::any()),
+        (known, Fault::Away, When::any()),
     ] {
-        let mut watched = Watched::new(&["a"]).await;
+        let mut watched = Watched::since(&["a"], since).await;
         watched.client.dra_version().await.unwrap();
         watched.server.fail(fault.clone(), when);
         let ten_minutes = tokio::time::timeout(Duration::from_secs(600), async {

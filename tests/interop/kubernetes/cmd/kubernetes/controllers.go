@@ -7,8 +7,6 @@ import (
 	"os"
 
 	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app"
 	"k8s.io/kubernetes/pkg/controller/resourceclaim"
@@ -40,13 +38,8 @@ func controllers(args []string) error {
 }
 
 func startClaimController(ctx context.Context, kubeconfig string) error {
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		return err
-	}
 	// A claim of each pod takes several requests, and the tests wait for them.
-	config.QPS, config.Burst = 200, 400
-	client, err := kubernetes.NewForConfig(config)
+	client, err := clientOf(kubeconfig, 200, 400)
 	if err != nil {
 		return err
 	}

@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/klog/v2"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -53,13 +52,8 @@ func kubelet(args []string) error {
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	config, err := clientcmd.BuildConfigFromFlags("", *kubeconfig)
-	if err != nil {
-		return err
-	}
-	// Those of a kubelet.
-	config.QPS, config.Burst = 50, 100
-	client, err := kubernetes.NewForConfig(config)
+	// The rates are those of a kubelet.
+	client, err := clientOf(*kubeconfig, 50, 100)
 	if err != nil {
 		return err
 	}
