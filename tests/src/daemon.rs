@@ -5,17 +5,19 @@ use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use command_fds::{CommandFdExt, FdMapping};
 use hyper_util::rt::TokioIo;
 use nodedock_base::failpoint::{HAS_FAIL_POINTS, Point};
 use nodedock_proto::node::v1;
 use nodedock_proto::node::v1::node_client::NodeClient;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
-use tokio::net::{UnixDatagram, UnixStream};
-use tokio::process::Child;
+use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
 use tokio::time::timeout;
 use tonic::Status;
 use tonic::transport::{Channel, Endpoint, Uri};
 
+use crate::service::ServiceManager;
 use crate::{DEADLINE, Root};
 
 /// A client of the node API.
@@ -24,6 +26,8 @@ pub type Client = NodeClient<Channel>;
 /// How a daemon is started.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
+    /// The service manager stores its file descriptors.
+    has_store: bool,
     args: Vec<String>,
     env: Vec<(String, String)>,
     config: Option<String>,
@@ -33,6 +37,18 @@ impl Options {
     /// Adds an argument with its value.
     pub fn arg(mut self, name: &str, value: impl Into<String>) -> Self {
         self.args.extend([name.to_owned(), value.into()]);
+        self
+    }
+
+    /// Adds an argument without a value.
+    pub fn flag(mut self, name: &str) -> Self {
+        self.args.push(name.to_owned());
+        self
+    }
+
+    /// The service manager stores the file descriptors of the daemon, and passes them to its next start.
+    pub fn with_store(mut self) -> Self {
+        self.has_store = true;
         self
     }
 
@@ -58,9 +74,7 @@ impl Options {
 pub struct Daemon {
     process: Option<Child>,
     client: Client,
-    notifications: UnixDatagram,
-    /// Where it notifies.
-    notify: PathBuf,
+    manager: ServiceManager,
     options: Options,
     root: Root,
 }
@@ -101,12 +115,9 @@ impl Daemon {
     }
 
     async fn start_as(root: Root, options: Options, notify: &str) -> Self {
-        let notify = root.path().join(notify);
-        // Of a daemon that was on this root before.
-        let _ = std::fs::remove_file(&notify);
-        let notifications = UnixDatagram::bind(&notify).expect("bind the notify socket");
+        let manager = ServiceManager::listen(&root.path().join(notify));
         let client = connect(root.socket());
-        let mut daemon = Self { process: None, client, notifications, notify, options, root };
+        let mut daemon = Self { process: None, client, manager, options, root };
         daemon.run().await;
         daemon
     }
@@ -137,25 +148,53 @@ impl Daemon {
     fn spawn(&self) -> Child {
         let log = std::fs::OpenOptions::new().create(true).append(true).open(self.log_path());
         let log = log.expect("the log is below the root");
-        let mut command = self.command();
+        let mut command = if self.options.has_store { self.with_store() } else { self.command() };
         command.arg("run").args(&self.options.args);
         if let Some(config) = &self.options.config {
             command.arg("--config").arg(self.write("nodedock.yaml", config));
         }
-        command.env("NOTIFY_SOCKET", &self.notify);
+        command.env("NOTIFY_SOCKET", &self.manager.socket);
         command.envs(self.options.env.iter().map(|(name, value)| (name, value)));
         command.stdout(Stdio::null()).stderr(log);
         command.spawn().expect("start the daemon")
     }
 
+    /// The program with what the service manager has stored, as systemd passes it: as the first descriptors, with their names, for the
+    /// process that has the ID. That is known to the shell which becomes the daemon.
+    fn with_store(&self) -> Command {
+        let daemon = self.command();
+        let (names, descriptors) = self.manager.stored();
+        let mut command = Command::new("/bin/sh");
+        command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(daemon.as_std().get_program());
+        command.args(daemon.as_std().get_args());
+        let variables = daemon.as_std().get_envs().filter_map(|(name, value)| Some((name, value?)));
+        command.envs(variables).env("FDSTORE", "1024");
+        if !names.is_empty() {
+            command.env("LISTEN_FDS", names.len().to_string()).env("LISTEN_FDNAMES", names.join(":"));
+        }
+        let mapped = |(parent_fd, child_fd)| FdMapping { parent_fd, child_fd };
+        let mappings = descriptors.into_iter().zip(3..).map(mapped).collect();
+        command.fd_mappings(mappings).expect("no number is used twice");
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        command
+    }
+
     /// The next notification of the daemon to its service manager.
     pub async fn notification(&self) -> String {
-        let mut buffer = [0; 256];
-        let received = timeout(DEADLINE, self.notifications.recv(&mut buffer)).await;
-        let received =
-            received.unwrap_or_else(|_| panic!("the daemon sends no notification\n{}", self.log()));
-        let length = received.expect("a datagram fits");
-        String::from_utf8_lossy(&buffer[..length]).trim().to_owned()
+        let received = timeout(DEADLINE, self.manager.notification()).await;
+        received.unwrap_or_else(|_| panic!("the daemon sends no notification\n{}", self.log()))
+    }
+
+    /// The daemon whose parent this is (`nodedock run --supervise`).
+    pub fn supervised(&self) -> Pid {
+        let [daemon] = children(self.pid())[..] else { panic!("one child is expected\n{}", self.log()) };
+        daemon
+    }
+
+    /// Ends the daemon as a crash would, under its parent, which starts it again.
+    pub async fn crash_supervised(&mut self) {
+        rustix::process::kill_process(self.supervised(), Signal::KILL).expect("a process may be killed");
+        self.until_ready_again().await;
     }
 
     pub fn client(&self) -> Client {
@@ -351,6 +390,9 @@ impl Drop for Daemon {
         if let Some(mut process) = self.process.take() {
             let pid = process.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
             // It may have ended by itself. Its files are removed next, so it must be gone by then.
+            for supervised in pid.map(children).unwrap_or_default() {
+                let _ = rustix::process::kill_process(supervised, Signal::KILL);
+            }
             let _ = process.start_kill();
             if let Some(pid) = pid {
                 let _ =
@@ -361,6 +403,13 @@ impl Drop for Daemon {
             eprintln!("log of the daemon on {}:\n{}", self.path().display(), self.log());
         }
     }
+}
+
+/// The processes that a process of one thread started and has not waited for.
+fn children(parent: Pid) -> Vec<Pid> {
+    let id = parent.as_raw_nonzero();
+    let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+    children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()
 }
 
 fn connect(socket: PathBuf) -> Client {

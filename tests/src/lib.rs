@@ -14,6 +14,7 @@ pub mod machine;
 pub mod metrics;
 pub mod places;
 pub mod root;
+mod service;
 pub mod versions;
 pub mod wait;
 

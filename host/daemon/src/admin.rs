@@ -44,6 +44,8 @@ pub struct Admin {
     pub at_start: Arc<AtStart>,
     /// Of a Kubernetes node.
     pub cluster: Option<Cluster>,
+    /// How often a parent process has started the daemon again, if it has one.
+    pub restarts: Option<u64>,
     pub tasks: Tasks,
 }
 

@@ -7,6 +7,7 @@ mod state;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tokio::net::{TcpListener, UnixListener};
@@ -21,6 +22,7 @@ use nodedock_base::changes::Changes;
 use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::failpoint::{self, Point};
+use nodedock_base::listeners::{Listeners, Restarts};
 use nodedock_base::socket;
 use nodedock_base::tasks::Tasks;
 use nodedock_base::watched;
@@ -37,7 +39,7 @@ use nodedock_core::manager::{Manager, ManagerParts, ManagerSettings};
 use nodedock_core::registry::Registry;
 use nodedock_core::sysfs::SysfsTree;
 use nodedock_kube::client::KubeClient;
-use nodedock_model::{PodAllocation, limit};
+use nodedock_model::{PodAllocation, Problem, ProblemCode, limit};
 use nodedock_native::endpoints::Endpoints;
 use nodedock_native::grpc::PluginTimes;
 use nodedock_native::plugins::Plugins;
@@ -53,23 +55,36 @@ use nodedock_wasm::{Compiler, WasmHost, WasmSettings};
 use self::cluster::{Connected, KubeletSockets};
 use self::reload::Reload;
 
+/// Time that a crash of the daemon stays a condition.
+const CRASH_REPORTED: Duration = Duration::from_secs(600);
+
 /// Queue of events of a watched directory.
 const FILE_EVENTS_WAITING_MAX: usize = 64;
 
+/// What one start of this process has to do with those before.
+pub struct Start {
+    pub boot_id: String,
+    /// Sockets that may outlive the process.
+    pub listeners: Listeners,
+    /// Of a daemon with a parent process (`nodedock run --supervise`).
+    pub restarts: Option<Restarts>,
+}
+
 /// Runs the daemon until SIGTERM or SIGINT, then drains it.
-pub async fn run(config: Config, boot_id: String) -> Result<()> {
+pub async fn run(config: Config, start: Start) -> Result<()> {
     let mut signals = Signals::new()?;
     if let Some(instance) = config.instance.clone() {
-        return Box::pin(handover::run(config, boot_id, instance, signals)).await;
+        return Box::pin(handover::run(config, start, instance, signals)).await;
     }
-    let daemon = Daemon::start(config, boot_id).await?;
-    report_ready();
+    let daemon = Daemon::start(config, &start, true).await?;
+    report_ready(&start);
     signals.received().await;
     stop(daemon, &mut signals).await;
     Ok(())
 }
 
-fn report_ready() {
+fn report_ready(start: &Start) {
+    start.listeners.ready();
     // A machine without systemd has no receiver.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     tracing::info!("ready");
@@ -151,7 +166,7 @@ struct Built {
 }
 
 /// The sockets of this daemon's services.
-struct Listeners {
+struct Sockets {
     node_api: UnixListener,
     pod_resources: UnixListener,
     admin: UnixListener,
@@ -160,15 +175,19 @@ struct Listeners {
 }
 
 impl Daemon {
-    async fn start(config: Config, boot_id: String) -> Result<Self> {
-        let built = Built::open(config, boot_id).await?;
-        let listeners = Listeners::bind(&built.config).await?;
-        built.run(listeners)
+    /// `is_alone`: no instance before this one is still there.
+    async fn start(config: Config, start: &Start, is_alone: bool) -> Result<Self> {
+        let built = Built::open(config, start.boot_id.clone()).await?;
+        let sockets = Sockets::bind(&built.config, &start.listeners).await?;
+        built.run(start, sockets, is_alone)
     }
 
+    /// Ends everything. Calls of the kubelet that are under way are answered first.
     async fn drain(self) {
         self.kubelet_sockets.close();
-        self.hand_over().await.drain().await;
+        self.tasks.work.stop();
+        self.kubelet_sockets.drain().await;
+        self.hand_over().await;
     }
 
     /// Ends everything but the sockets by which a kubelet knows the drivers. The checkpoint is closed then.
@@ -187,8 +206,8 @@ impl Daemon {
     }
 }
 
-impl Listeners {
-    async fn bind(config: &Config) -> Result<Self> {
+impl Sockets {
+    async fn bind(config: &Config, listeners: &Listeners) -> Result<Self> {
         let paths = &config.paths;
         let admin_address = match config.admin_address {
             Some(address) => {
@@ -198,8 +217,8 @@ impl Listeners {
             None => None,
         };
         Ok(Self {
-            node_api: socket::bind(&paths.socket).await?,
-            pod_resources: socket::bind(&paths.pod_resources).await?,
+            node_api: listeners.open(&paths.socket).await?.listener,
+            pod_resources: listeners.open(&paths.pod_resources).await?.listener,
             admin: socket::bind(&paths.admin).await?,
             admin_address,
             // Plugins that see this socket register at once, so it comes last.
@@ -271,10 +290,13 @@ impl Built {
         })
     }
 
-    fn run(self, listeners: Listeners) -> Result<Daemon> {
+    fn run(self, start: &Start, sockets: Sockets, is_alone: bool) -> Result<Daemon> {
         let Self { config, node, started_ms, changes, checkpoint, tasks, .. } = self;
         let (registry, conditions) = (self.wasm.registry.clone(), self.wasm.conditions.clone());
         let (paths, intake, drivers) = (&config.paths, &tasks.intake, &tasks.drivers);
+        if let Some(restarts) = start.restarts.clone().filter(|restarts| restarts.count > 0) {
+            intake.spawn_until_stopped("crash-report", report_crash(restarts, conditions.clone()));
+        }
         let subject = paths.checkpoint.to_string_lossy().into_owned();
         let upkeep = checkpoint.clone().keep(subject, conditions.clone(), intake.clone());
         intake.spawn("checkpoint-upkeep", upkeep);
@@ -300,10 +322,12 @@ impl Built {
         let at_start = Arc::new(AtStart::look(&paths.drivers, &paths.plugins_registry));
         watch_config(&config, drivers, self.wasm.trust.clone(), conditions.clone());
         watch_drivers(paths, drivers, self.wasm);
-        serve_plugins(paths, drivers, registry.clone(), manager.clone(), listeners.device_plugins);
+        serve_plugins(paths, drivers, registry.clone(), manager.clone(), sockets.device_plugins);
         let kubelet_sockets = match connected {
             Some(connected) => connected.start(&cluster::Parts {
                 config: &config,
+                listeners: start.listeners.clone(),
+                is_alone,
                 manager: manager.clone(),
                 registry: registry.clone(),
                 changes: changes.clone(),
@@ -324,6 +348,7 @@ impl Built {
             pod_resources: counters,
             at_start,
             cluster: kubelet_sockets.cluster.clone(),
+            restarts: start.restarts.as_ref().map(|restarts| restarts.count),
             tasks: intake.clone(),
         };
         let tasks_of_api = intake.clone();
@@ -337,14 +362,23 @@ impl Built {
             started_ms,
             tasks: tasks_of_api,
         };
-        intake.spawn("node-api", node_api::serve(api, listeners.node_api));
-        intake.spawn_until_stopped(
-            "admin",
-            admin::serve(admin.clone(), listeners.admin, listeners.admin_address),
-        );
-        intake.spawn("pod-resources", pod_resources::serve(pod_resources, listeners.pod_resources));
+        intake.spawn("node-api", node_api::serve(api, sockets.node_api));
+        intake
+            .spawn_until_stopped("admin", admin::serve(admin.clone(), sockets.admin, sockets.admin_address));
+        intake.spawn("pod-resources", pod_resources::serve(pod_resources, sockets.pod_resources));
         Ok(Daemon { admin, kubelet_sockets, tasks })
     }
+}
+
+/// Reports for a while that the daemon crashed and was started again.
+async fn report_crash(restarts: Restarts, conditions: Conditions) {
+    let Restarts { count, last } = restarts;
+    let message =
+        format!("the daemon crashed and was started again, {count} times since its parent started: {last}");
+    let code = ProblemCode::DaemonCrashed;
+    conditions.set("daemon", Problem::unavailable(code, message));
+    tokio::time::sleep(CRASH_REPORTED).await;
+    conditions.clear(code, "daemon");
 }
 
 /// Where claims are read that a request only names. On a Kubernetes node this is the API server only: a file could describe a claim that

@@ -23,8 +23,10 @@ use tonic::Status;
 
 use crate::app;
 use crate::config::{Config, ConfigFile, Flags, Paths};
+use crate::supervise;
 use crate::telemetry::{self, LogFormat};
 use nodedock_base::error::chain;
+use nodedock_base::listeners::{KEPT_BY_PARENT, Listeners};
 use nodedock_wasm::{COMPILE_COMMAND, CompileBounds, compile_for_parent};
 
 /// The device dock of a node: drivers are native plugins or sandboxed WebAssembly files; their devices go into containers.
@@ -94,6 +96,9 @@ struct RunArgs {
     /// Form of the log on standard error
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
+    /// Keep the listening sockets in a parent process, which starts the daemon again at once when it crashes
+    #[arg(long)]
+    supervise: bool,
     /// Identity of this boot, for tests that simulate a reboot
     #[arg(long, hide = true, value_name = "ID")]
     boot_id: Option<String>,
@@ -105,6 +110,9 @@ enum CliError {
     /// Everything about it is printed.
     #[error("refused")]
     Refused,
+    /// It has printed why.
+    #[error("the daemon ended with exit code {code}")]
+    DaemonEnded { code: u8 },
     #[error("{message}")]
     Usage { message: String, hint: String },
     #[error("the daemon is not reachable on {}", socket.display())]
@@ -133,6 +141,7 @@ fn fail(error: anyhow::Error, location: &Location) -> ExitCode {
         error.downcast::<Status>().map_or_else(|other| other, |status| client::call_error(status, location));
     let (code, hint) = match error.downcast_ref::<CliError>() {
         Some(CliError::Refused) => return ExitCode::from(1),
+        Some(CliError::DaemonEnded { code }) => return ExitCode::from(*code),
         Some(CliError::Usage { hint, .. }) => (2, Some(hint.as_str())),
         Some(CliError::Unreachable { .. }) => (3, Some("is `nodedock run` running, with the same --root?")),
         None => (1, None),
@@ -168,7 +177,7 @@ fn execute(location: &Location, command: Command) -> Result<()> {
     }
 }
 
-fn block_on(command: impl Future<Output = Result<()>>) -> Result<()> {
+fn block_on<T>(command: impl Future<Output = Result<T>>) -> Result<T> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a runtime")?;
     runtime.block_on(command)
@@ -176,13 +185,21 @@ fn block_on(command: impl Future<Output = Result<()>>) -> Result<()> {
 
 fn run(location: &Location, args: RunArgs) -> Result<()> {
     telemetry::init(args.log_format);
+    if args.supervise && std::env::var_os(KEPT_BY_PARENT).is_none() {
+        return match block_on(supervise::run())? {
+            0 => Ok(()),
+            code => Err(CliError::DaemonEnded { code }.into()),
+        };
+    }
+    let (listeners, restarts) =
+        Listeners::inherited().context("take over the sockets of the process before")?;
     #[cfg(feature = "failpoints")]
     let _armed = nodedock_base::failpoint::arm();
     let config = config(location, args.flags)?;
     let boot_id = args.boot_id.map_or_else(app::boot_id, Ok)?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start a runtime")?;
-    let outcome = runtime.block_on(app::run(config, boot_id));
+    let outcome = runtime.block_on(app::run(config, app::Start { boot_id, listeners, restarts }));
     // A file system call of a driver that hangs must not keep the process.
     runtime.shutdown_timeout(Duration::from_secs(1));
     outcome

@@ -6,6 +6,7 @@ pub mod convert;
 mod health;
 pub mod node_api;
 pub mod pod_resources;
+mod supervise;
 mod telemetry;
 
 pub mod app;

@@ -4,7 +4,8 @@
 //! Is given the manager and the registry; owns the sockets in the kubelet's directories, their registrations, and the claims that stand
 //! for devices that the kubelet's device manager allocated. `dra` serves drivers, `device_plugins` extended resources; both prepare
 //! through `claims`. What is offered is stored for a restart (`state_file`), so that the kubelet finds it before drivers are loaded.
-//! Never calls a driver. A socket is created under a hidden name and renamed into place, because a kubelet dials what it sees.
+//! Never calls a driver. A socket is created under a hidden name and renamed into place, because a kubelet dials what it sees. It may
+//! outlive this process and pass from instance to instance (`sockets`).
 
 mod claims;
 mod convert;
@@ -31,11 +32,12 @@ use crate::events::Refusal;
 use crate::pools::NodePools;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
+use nodedock_base::listeners::Listeners;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::registry::Registry;
-use nodedock_model::{DriverName, ExtendedResource, ObjectName, Problem, Uid};
+use nodedock_model::{DriverName, ExtendedResource, ObjectName, Problem};
 
 pub use device_plugins::{PluginRegistration, PluginStatus};
 pub use dra::{DriverBridgeStatus, Registration};
@@ -45,6 +47,7 @@ pub use paths::{PathError, SocketPaths};
 use device_plugins::{Allocations, OfferedResource};
 use dra::OfferedDriver;
 use paths::KubeletDirectories;
+use sockets::Handover;
 
 /// Interval of checking the sockets in the kubelet's directories, which costs two `stat` each; failures back off from it, doubled up to
 /// the second.
@@ -101,8 +104,10 @@ impl Default for BridgeTimes {
 pub struct BridgeParts {
     /// The kubelet's root directory, by the path that the kubelet itself has: sockets are reported to it below this path.
     pub root: PathBuf,
-    /// Distinguishes the sockets of this daemon from those of another at the same kubelet: the UID of its pod.
-    pub instance: Option<Uid>,
+    /// Makes the sockets, which may outlive this process.
+    pub listeners: Listeners,
+    /// No instance before this one is still there; otherwise `set_alone` says when it is not any more.
+    pub is_alone: bool,
     /// Namespace and name of the pod in which this daemon runs, if it does: a kubelet's list of pods without it is not complete yet.
     pub own_pod: Option<(ObjectName, ObjectName)>,
     /// The directory in which native plugins register with this daemon.
@@ -132,14 +137,15 @@ struct Context {
     parts: BridgeParts,
     directories: KubeletDirectories,
     metrics: Metrics,
-    /// Stopped when nothing that is offered may change any more.
-    changing: Tasks,
+    handover: Handover,
     started: Instant,
     drivers: Mutex<Vec<Arc<OfferedDriver>>>,
     resources: Mutex<BTreeMap<ExtendedResource, Arc<OfferedResource>>>,
     allocations: Allocations,
     /// Resources for which no kubelet is there; while there are any it is a condition.
     waiting: Mutex<BTreeSet<ExtendedResource>>,
+    /// No other instance has lists of the kubelet.
+    alone: watch::Sender<bool>,
     /// Counts the checks of the drivers' sockets.
     looks: watch::Sender<u64>,
 }
@@ -147,12 +153,13 @@ struct Context {
 impl Bridge {
     /// Refuses what can never work. Nothing is offered before `start`.
     pub fn new(parts: BridgeParts) -> Result<Self, PathError> {
-        let directories = KubeletDirectories::new(parts.root.clone(), parts.instance.clone())?;
+        let directories = KubeletDirectories::new(parts.root.clone(), parts.listeners.start())?;
         if overlaps(&directories.registry, &parts.own_registry) {
             return Err(PathError::OwnDirectory(parts.own_registry));
         }
         Ok(Self(Arc::new(Context {
-            changing: parts.tasks.child(),
+            handover: Handover { changing: parts.tasks.child(), tasks: parts.tasks.clone() },
+            alone: watch::Sender::new(parts.is_alone),
             parts,
             directories,
             metrics: Metrics::default(),
@@ -171,10 +178,15 @@ impl Bridge {
         device_plugins::start(&self.0);
     }
 
-    /// Hands over to another instance: calls fail with a problem that says to retry, and all sockets stay as they are until the tasks
-    /// stop, whatever becomes of their drivers here.
+    /// Hands over to another instance: calls are forwarded to it, and all sockets stay as they are until the tasks stop, whatever becomes
+    /// of their drivers here.
     pub fn hold(&self) {
-        self.0.changing.stop();
+        self.0.handover.changing.stop();
+    }
+
+    /// The instance before has ended its lists: those of the kubelet are this one's from now on.
+    pub fn set_alone(&self) {
+        self.0.alone.send_replace(true);
     }
 
     /// Drivers that are offered, by name.
@@ -210,6 +222,11 @@ impl Bridge {
 }
 
 impl Context {
+    /// What each socket is opened with.
+    fn sockets(&self) -> (&Listeners, &Handover) {
+        (&self.parts.listeners, &self.handover)
+    }
+
     fn serves(&self, driver: &DriverName) -> bool {
         self.parts.registry.serving(driver).is_ok()
     }

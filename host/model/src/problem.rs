@@ -104,6 +104,7 @@ pub enum ProblemCode {
     ConfigRefused,
     ContractTypes,
     ContractVersion,
+    DaemonCrashed,
     DaemonStopping,
     DescribeFailed,
     DescriptionRefused,

@@ -26,6 +26,7 @@ mod reboot;
 mod resources;
 mod start;
 mod stop;
+mod supervised;
 mod swaps;
 mod trust;
 

@@ -9,18 +9,20 @@ use nodedock_tests::{Daemon, Options};
 use crate::scene::{Scene, gpus, instance};
 use crate::stream::{Report, Stream, Wants};
 
-const STOPS: &str = "daemon stops and starts";
-const IS_KILLED: &str = "daemon is killed and starts";
-const IS_UPDATED: &str = "newer instance takes over and the older one stops";
+const CONTAINER: &str = "container of the daemon restarts";
+const SERVICE: &str = "service of the daemon restarts";
+const CRASHES: &str = "daemon crashes";
+const UPDATE: &str = "newer instance takes over and the older one stops";
 const KUBELET: &str = "kubelet is killed and starts";
 /// How often each of them happens.
-const ROUNDS: usize = 2;
+const ROUNDS: usize = 20;
 const IN_FLIGHT: usize = 10;
-const BETWEEN: usize = 15;
+const BETWEEN: usize = 5;
 /// More than the pods that run need, since the scheduler learns some time later that a device is free.
 const DEVICES: usize = 32;
-/// The longest time from the first attempt of a command to its success.
+/// The longest time from the first attempt of a command to its success, where no process of the daemon is there for a time, and else.
 const WAIT_MAX: Duration = Duration::from_secs(60);
+const WAIT_MAX_WITHOUT_GAP: Duration = Duration::from_secs(2);
 const RESOURCE: &str = "example.com/gpu";
 
 #[tokio::test]
@@ -43,9 +45,19 @@ async fn a_newer_instance_has_the_claims_of_the_older_one() {
     scene.assert_nothing_forbidden();
 }
 
+/// The config of the driver: a pool with what is added to it.
+fn gpu_pool(more: &str) -> String {
+    format!("pools: [{{name: gpus, count: {DEVICES}{more}}}]\n")
+}
+
+/// A node whose daemon has a parent process.
+async fn supervised(node: &str, more: &str) -> Option<Scene> {
+    Scene::with_gpus_and(node, &gpu_pool(more), |options| options.flag("--supervise")).await
+}
+
 /// Starts a newer instance and ends the older one when the newer is ready, as a DaemonSet does with `maxSurge: 1`.
 async fn update(daemon: &mut Daemon, options: &Options, uid: &str) {
-    let newer = daemon.beside(instance(options, uid)).await;
+    let newer = daemon.beside(instance(options, uid).flag("--supervise")).await;
     let mut older = std::mem::replace(daemon, newer);
     let status = older.terminate().await;
     assert!(status.success(), "{status}\n{}", older.log());
@@ -66,9 +78,9 @@ async fn stream(scene: &mut Scene, wants: Wants<'_>, actions: &[&str]) -> Report
     };
     let (all, mut instances) = (actions.repeat(ROUNDS), 0);
     let report = stream.run(&all, async |action| match action {
-        STOPS => scene.daemon.restart().await,
-        IS_KILLED => scene.daemon.crash().await,
-        IS_UPDATED => {
+        CONTAINER | SERVICE => scene.daemon.restart().await,
+        CRASHES => scene.daemon.crash_supervised().await,
+        UPDATE => {
             instances += 1;
             update(&mut scene.daemon, &scene.options, &format!("instance-{instances}")).await;
         }
@@ -87,20 +99,53 @@ async fn stream(scene: &mut Scene, wants: Wants<'_>, actions: &[&str]) -> Report
 }
 
 #[tokio::test]
-async fn pods_with_claims_come_and_go_while_daemon_and_kubelet_restart() {
-    let gpus = format!("pools: [{{name: gpus, count: {DEVICES}}}]\n");
-    let Some(mut scene) = Scene::with_gpus("restarts", &gpus).await else { return };
-    let report = stream(&mut scene, Wants::Claim, &[STOPS, IS_KILLED, IS_UPDATED, KUBELET]).await;
-    assert_eq!(report.of(KUBELET).failed("prepare"), 0, "{report}");
+async fn no_pod_with_a_claim_notices_updates_and_restarts_of_the_kubelet_and_in_crashes_only_calls_under_way_fail()
+ {
+    let Some(mut scene) = supervised("restarts", "").await else { return };
+    let report = stream(&mut scene, Wants::Claim, &[CRASHES, UPDATE, KUBELET]).await;
+    for action in [UPDATE, KUBELET] {
+        let tally = report.of(action);
+        assert_eq!((tally.failed("prepare"), tally.failed("unprepare")), (0, 0), "{action}: {report}");
+        assert!(tally.longest_wait < WAIT_MAX_WITHOUT_GAP, "{action}: {report}");
+    }
+    let crashes = report.of(CRASHES);
+    for error in crashes.errors.keys() {
+        // The connection broke under the call. No other call fails: neither at the dial nor for a driver that is not registered.
+        assert!(
+            error.contains("EOF") || error.contains("reset by peer") || error.contains("broken pipe"),
+            "{report}"
+        );
+    }
+    assert!(crashes.longest_wait < WAIT_MAX_WITHOUT_GAP, "{report}");
+    scene.daemon.assert_empty().await;
+    scene.until_devices(MOCK_GPU_NAME, DEVICES).await;
+}
+
+#[tokio::test]
+async fn no_pod_with_a_claim_notices_restarts_of_a_service_with_a_store_of_descriptors() {
+    let Some(mut scene) = Scene::with_gpus_and("service", &gpu_pool(""), Options::with_store).await else {
+        return;
+    };
+    let report = stream(&mut scene, Wants::Claim, &[SERVICE]).await;
+    let tally = report.of(SERVICE);
+    assert_eq!((tally.failed("prepare"), tally.failed("unprepare")), (0, 0), "{report}");
+    assert!(tally.longest_wait < WAIT_MAX_WITHOUT_GAP, "{report}");
+    scene.daemon.assert_empty().await;
+}
+
+#[tokio::test]
+async fn pods_with_claims_come_and_go_while_the_container_of_the_daemon_restarts() {
+    let Some(mut scene) = supervised("container", "").await else { return };
+    stream(&mut scene, Wants::Claim, &[CONTAINER]).await;
     scene.daemon.assert_empty().await;
     scene.until_devices(MOCK_GPU_NAME, DEVICES).await;
 }
 
 #[tokio::test]
 async fn pods_with_resources_come_and_go_while_the_daemon_restarts() {
-    let gpus = format!("pools: [{{name: gpus, count: {DEVICES}, extendedResource: {RESOURCE}}}]\n");
-    let Some(mut scene) = Scene::with_gpus("allocations", &gpus).await else { return };
+    let resource = format!(", extendedResource: {RESOURCE}");
+    let Some(mut scene) = supervised("allocations", &resource).await else { return };
     scene.kubelet.allocatable(RESOURCE, DEVICES).await;
-    stream(&mut scene, Wants::Resource(RESOURCE), &[STOPS, IS_KILLED, IS_UPDATED]).await;
+    stream(&mut scene, Wants::Resource(RESOURCE), &[CONTAINER, CRASHES, UPDATE]).await;
     scene.kubelet.allocatable(RESOURCE, DEVICES).await;
 }

@@ -45,7 +45,15 @@ impl Scene {
 
     /// The same with a driver of simulated GPUs, with this config, that the kubelet has registered.
     pub(crate) async fn with_gpus(node: &str, config: &str) -> Option<Self> {
-        let scene = Self::start(node).await?;
+        Self::with_gpus_and(node, config, |options| options).await
+    }
+
+    pub(crate) async fn with_gpus_and(
+        node: &str,
+        config: &str,
+        change: impl FnOnce(Options) -> Options,
+    ) -> Option<Self> {
+        let scene = Self::start_with(node, change).await?;
         scene.daemon.install_gpus(config);
         scene.daemon.until_serving(MOCK_GPU_FILE).await;
         scene.kubelet.registered(MOCK_GPU_NAME).await;

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
 use nodedock_tests::cdi::CdiFile;
+use regex::Regex;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -159,11 +160,18 @@ impl Stream<'_> {
             tally.longest_wait = tally.longest_wait.max(waited);
             tally.longest_call = tally.longest_call.max(elapsed);
             for error in refusals {
-                *tally.errors.entry(error.replace(pod, "POD")).or_default() += 1;
+                *tally.errors.entry(without_names(&error.replace(pod, "POD"))).or_default() += 1;
             }
         });
         result
     }
+}
+
+/// An error without the digits in the names of sockets.
+fn without_names(error: &str) -> String {
+    static DIGITS: LazyLock<Regex> =
+        LazyLock::new(|| Regex::new(r"(-|/\.)[0-9a-f]{6,8}\b").expect("a valid expression"));
+    DIGITS.replace_all(error, "${1}DIGITS").into_owned()
 }
 
 impl Stream<'_> {

@@ -5,12 +5,10 @@
 
 use std::io::ErrorKind;
 use std::path::Path;
-use std::time::Duration;
 
 use futures::StreamExt;
 use nodedock_proto::kubelet::dra::v1::NodePrepareResourcesRequest;
 use nodedock_proto::kubelet::dra::v1::dra_plugin_client::DraPluginClient;
-use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::admin::LIVE_DEADLINE;
@@ -23,9 +21,6 @@ use nodedock_kube::events::Events;
 use nodedock_kube::reconcile::Reconcile;
 use nodedock_kube::slices::SliceReport;
 use nodedock_kube::status::Statuses;
-
-/// Interval of checking whether the kubelet registered them.
-const KUBELET_LOOK: Duration = Duration::from_millis(50);
 
 /// Sockets of drivers that are checked concurrently: there may be a thousand.
 const LIVE_PATHS_AT_ONCE: usize = 32;
@@ -40,22 +35,10 @@ pub struct Cluster {
     pub statuses: Statuses,
     pub events: Events,
     pub reconcile: Reconcile,
-    /// What was there at the start is loaded, or failed.
-    pub settled: watch::Receiver<bool>,
 }
 
 impl Cluster {
-    /// Returns when the kubelet has registered or refused everything that is offered.
-    pub async fn known_to_kubelet(&self) {
-        // An error means that the tasks end, and the caller with them.
-        let _ = self.settled.clone().wait_for(|settled| *settled).await;
-        while !self.unregistered().is_empty() {
-            tokio::time::sleep(KUBELET_LOOK).await;
-        }
-    }
-
-    /// Drivers and resources that the kubelet has neither registered nor refused, a line each. A driver for which no socket has a name
-    /// that fits is a condition and is not awaited, as a driver that failed to load.
+    /// Drivers and resources that the kubelet has neither registered nor refused, a line each.
     fn unregistered(&self) -> Vec<String> {
         let drivers = self.bridge.drivers().into_iter().filter(|status| status.problem.is_none());
         let drivers = drivers.filter_map(|status| {
@@ -95,7 +78,7 @@ impl Cluster {
     /// restart of the daemon would do no more.
     pub(super) async fn broken_paths(&self) -> Vec<String> {
         let open = self.bridge.drivers().into_iter().filter(|status| status.is_open);
-        let sockets = open.filter_map(|status| Some((status.driver, status.sockets?.service)));
+        let sockets = open.map(|status| (status.driver, status.sockets.service));
         let checks = futures::stream::iter(sockets).map(|(driver, socket)| async move {
             match timeout(LIVE_DEADLINE, prepare_nothing(&socket)).await {
                 Ok(answered) => Some(format!("the path of driver {driver} is broken: {}", answered.err()?)),

@@ -37,6 +37,7 @@ impl Collector for Node {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let (mut out, admin) = (Exposition(encoder), &self.0);
         out.gauges(families::BUILD, [([env!("CARGO_PKG_VERSION")], 1)])?;
+        out.metric(families::CRASHES, admin.restarts.map(ConstCounter::new).as_ref())?;
         let views = admin.registry.list();
         out.gauges(families::DRIVERS, driver_states(&views))?;
         let drivers = Drivers::of(admin);

@@ -15,6 +15,7 @@ use crate::admin::{AtStart, Cluster};
 use crate::config::{Config, KubernetesConfig};
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
+use nodedock_base::listeners::Listeners;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::source::ClaimSource;
@@ -41,6 +42,8 @@ pub(super) struct Connected {
 /// What the node's services are built of.
 pub(super) struct Parts<'a> {
     pub(super) config: &'a Config,
+    pub(super) listeners: Listeners,
+    pub(super) is_alone: bool,
     pub(super) manager: Arc<Manager>,
     pub(super) registry: Registry,
     pub(super) changes: Changes,
@@ -50,7 +53,7 @@ pub(super) struct Parts<'a> {
     pub(super) tasks: Tasks,
 }
 
-/// The sockets by which a kubelet knows the drivers: those of an instance that hands over stay until the next one has its own.
+/// The sockets by which a kubelet knows the drivers: those of an instance that hands over become the next one's.
 #[derive(Default)]
 pub(super) struct KubeletSockets {
     tasks: Tasks,
@@ -59,14 +62,14 @@ pub(super) struct KubeletSockets {
 }
 
 impl KubeletSockets {
-    /// Returns when the kubelet knows every driver.
-    pub(super) async fn known_to_kubelet(&self) {
+    /// The instance before has ended its connections.
+    pub(super) fn set_alone(&self) {
         if let Some(cluster) = &self.cluster {
-            cluster.known_to_kubelet().await;
+            cluster.bridge.set_alone();
         }
     }
 
-    /// Answers no call any more, and leaves the sockets as they are.
+    /// Forwards calls to the next instance from now on, and leaves the sockets as they are.
     pub(super) fn hold(&self) {
         if let Some(cluster) = &self.cluster {
             cluster.bridge.hold();
@@ -78,7 +81,8 @@ impl KubeletSockets {
         self.tasks.stop();
     }
 
-    pub(super) async fn drain(self) {
+    /// Closes the sockets, and waits for the calls that are under way.
+    pub(super) async fn drain(&self) {
         if !self.tasks.drain(limit::DRAIN).await {
             tracing::warn!("some of the kubelet's connections did not end in time");
         }
@@ -134,10 +138,10 @@ impl Connected {
         );
         parts.tasks.spawn("held-claims", report);
         let settled = parts.at_start.settled(parts.registry.clone(), &parts.changes, &parts.tasks);
-        let slices = self.slices(parts, facts, events.clone(), settled.clone());
+        let slices = self.slices(parts, facts, events.clone(), settled);
         bridge.start();
         let (client, claims) = (self.client, self.claims);
-        let cluster = Cluster { bridge, client, claims, slices, statuses, events, reconcile, settled };
+        let cluster = Cluster { bridge, client, claims, slices, statuses, events, reconcile };
         Ok(KubeletSockets { tasks, cluster: Some(cluster) })
     }
 
@@ -169,7 +173,8 @@ impl Connected {
         let paths = &parts.config.paths;
         let bridge = Bridge::new(BridgeParts {
             root: self.config.kubelet_root.clone(),
-            instance: parts.config.instance.clone(),
+            listeners: parts.listeners.clone(),
+            is_alone: parts.is_alone,
             own_pod: self.config.own_pod.clone(),
             own_registry: paths.plugins_registry.clone(),
             drivers_file: paths.offered_drivers.clone(),

@@ -7,8 +7,9 @@
 //! # Life of an instance
 //!
 //! `waits → serves → hands over → stands by`, and `serves` again if the newer instance ends first. A file has the order of the instances. A
-//! handover ends everything but the kubelet's sockets: calls fail with a problem that says to retry, the bridge leaves its sockets open, the
-//! checkpoint is closed, and the sockets are removed when the next instance has its own.
+//! handover ends everything but the kubelet's sockets. The listening sockets are passed to the next instance as they are: a client that
+//! dials meanwhile waits, and a call on a connection that is open is forwarded to the next instance. When that serves, this instance ends
+//! its connections, and says so.
 
 mod message;
 mod order;
@@ -20,15 +21,15 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tokio::time::timeout;
 
-use self::message::{Message, Peer};
+use self::message::{Connection, Message, Peer};
 use self::serving::HandoverListener;
-use self::shared_root::SharedRoot;
-use super::{Daemon, KubeletSockets, Signals};
+use self::shared_root::{Lease, SharedRoot};
+use super::{Daemon, KubeletSockets, Signals, Start};
 use crate::admin::{self, Front};
 use crate::config::Config;
 use nodedock_base::error::chain;
+use nodedock_base::listeners::Listeners;
 use nodedock_base::socket;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{Uid, limit};
@@ -36,11 +37,11 @@ use nodedock_model::{Uid, limit};
 /// Delay before an older instance replaces one that ended: a newer one that restarts takes precedence.
 const HANDOVER_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Time that the new instance waits for the kubelet to register its drivers before it sends `serving`.
-const HANDOVER_REGISTERED: Duration = Duration::from_secs(15);
+/// Time that the previous instance forwards calls to the one that takes over.
+const HANDOVER_SERVING: Duration = Duration::from_secs(60);
 
-/// Time that the previous instance keeps its kubelet sockets for the one that took over.
-const HANDOVER_SOCKETS: Duration = Duration::from_secs(60);
+/// Time that the new instance waits until the previous one has ended its connections.
+const HANDOVER_ENDED: Duration = limit::DRAIN.saturating_add(Duration::from_secs(5));
 
 /// Deadline of a message that is due at once.
 const HANDOVER_MESSAGE: Duration = Duration::from_secs(5);
@@ -50,7 +51,7 @@ const INSTANCES_MAX: usize = 32;
 
 struct Instance {
     config: Config,
-    boot_id: String,
+    start: Start,
     root: SharedRoot,
     /// Answers probes about this instance, whichever instance serves.
     front: Front,
@@ -58,7 +59,7 @@ struct Instance {
 }
 
 /// Waits and serves in turn until a signal requests the end.
-pub(super) async fn run(config: Config, boot_id: String, instance: Uid, signals: Signals) -> Result<()> {
+pub(super) async fn run(config: Config, start: Start, instance: Uid, signals: Signals) -> Result<()> {
     super::prepare_directories(&config.paths)?;
     let (front, tasks) = (Front::new("it starts"), Tasks::new());
     let probes = config.paths.probes_of(&instance);
@@ -67,7 +68,8 @@ pub(super) async fn run(config: Config, boot_id: String, instance: Uid, signals:
     })?;
     tasks.spawn_until_stopped("instance-probes", admin::serve_front(front.clone(), listener, tasks.clone()));
     let root = SharedRoot { paths: config.paths.clone(), instance };
-    let mut instance = Instance { config, boot_id, root, front, signals };
+    start.listeners.ready();
+    let mut instance = Instance { config, start, root, front, signals };
     let serving = async {
         while instance.serve_once().await?.is_continue() {}
         Ok(())
@@ -84,29 +86,22 @@ impl Instance {
         let (lease, mut previous) = tokio::select! {
             // Nothing is begun yet.
             () = self.signals.received() => return Ok(ControlFlow::Break(())),
-            acquired = waiting::acquire(&self.root, |state| self.front.stand_by(&state)) => acquired?,
+            acquired = acquire(&self.root, &self.start.listeners, &self.front) => acquired?,
         };
         self.front.stand_by("it starts");
-        let daemon = Daemon::start(self.config.clone(), self.boot_id.clone()).await?;
+        let daemon = Daemon::start(self.config.clone(), &self.start, previous.is_none()).await?;
         self.root.remove_abandoned_sockets().await;
         let mut requests = HandoverListener::open(&self.root).await?;
         self.front.serve(daemon.admin.clone());
-        super::report_ready();
+        super::report_ready(&self.start);
         if let Some(previous) = &mut previous {
             tracing::info!(from = %previous.instance, "took over from the instance before");
             tokio::select! {
-                // The drain is the same whether its sockets were known or not.
                 () = self.signals.received() => return Ok(self.stop(daemon).await),
-                known = timeout(HANDOVER_REGISTERED, daemon.kubelet_sockets.known_to_kubelet()) => {
-                    if known.is_err() {
-                        tracing::warn!("the kubelet does not know all drivers yet; the instance before removes its sockets");
-                    }
-                }
+                // The connection is kept: by its end the other instance learns of the end of this one.
+                () = ended(&mut previous.connection) => {}
             }
-            // The connection is kept: by its end the other instance learns of the end of this one.
-            if let Err(error) = previous.connection.send(&Message::Serving).await {
-                tracing::debug!(error = chain(&error), "the instance before is gone already");
-            }
+            daemon.kubelet_sockets.set_alone();
         }
         let successor = tokio::select! {
             // An instance that sends a request in this moment sees the connection end, and the lock free.
@@ -127,19 +122,25 @@ impl Instance {
         ControlFlow::Break(())
     }
 
-    /// Keeps the kubelet's sockets until the successor has its own, and waits for its end.
+    /// Passes the sockets to the successor, forwards calls until it serves, and waits for its end.
     async fn stand_by(&mut self, kubelet_sockets: KubeletSockets, mut successor: Peer) -> ControlFlow<()> {
         let released = Message::Released { instance: self.root.instance.clone() };
         let reported = async {
-            successor.connection.send(&released).await.is_ok()
-                && matches!(successor.connection.receive(HANDOVER_SOCKETS).await, Ok(Some(Message::Serving)))
+            let connection = &mut successor.connection;
+            if let Err(error) = connection.give(&self.start.listeners, &released).await {
+                tracing::warn!(error = chain(&error), "the newer instance does not take the sockets");
+                return false;
+            }
+            matches!(connection.receive(HANDOVER_SERVING).await, Ok(Some(Message::Serving)))
         };
         let serves = tokio::select! {
-            // The sockets are removed in either case.
+            // Connections end in either case.
             () = self.signals.received() => None,
             serves = reported => Some(serves),
         };
         kubelet_sockets.drain().await;
+        // A successor that is gone needs no message.
+        let _ = successor.connection.send(&Message::Ended).await;
         let instance = &successor.instance;
         match serves {
             None => return ControlFlow::Break(()),
@@ -156,6 +157,25 @@ impl Instance {
             // Nothing is begun.
             () = self.signals.received() => ControlFlow::Break(()),
             () = ended => ControlFlow::Continue(()),
+        }
+    }
+}
+
+async fn acquire(root: &SharedRoot, listeners: &Listeners, front: &Front) -> Result<(Lease, Option<Peer>)> {
+    waiting::acquire(root, listeners, |state| front.stand_by(&state)).await
+}
+
+/// Says that this instance serves, and waits until the other has ended its connections, or itself.
+async fn ended(previous: &mut Connection) {
+    let ended = async {
+        previous.send(&Message::Serving).await?;
+        previous.receive(HANDOVER_ENDED).await
+    };
+    match ended.await {
+        Ok(Some(Message::Ended) | None) => {}
+        Ok(Some(message)) => tracing::debug!(?message, "the instance before sent what makes no sense"),
+        Err(error) => {
+            tracing::warn!(error = chain(&error), "the instance before did not say that it has ended")
         }
     }
 }

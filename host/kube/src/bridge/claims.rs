@@ -30,12 +30,12 @@ pub(super) struct DeviceClaim {
 }
 
 impl Context {
-    /// The claim manager. Fails while another instance takes over: the kubelet retries, and finds that one.
+    /// The claim manager. Fails while another instance takes over, which answers the call then.
     pub(super) fn manager(&self) -> Result<&Arc<Manager>, Problem> {
-        if !self.changing.is_stopping() {
+        if !self.handover.is_under_way() {
             return Ok(&self.parts.manager);
         }
-        let message = "the daemon stops, or a newer instance takes over just now";
+        let message = "a newer instance takes over just now";
         Err(Problem::unavailable(ProblemCode::HandingOver, message).retry_after(HANDOVER_RETRY))
     }
 

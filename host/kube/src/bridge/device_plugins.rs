@@ -110,9 +110,9 @@ pub(super) fn start(context: &Arc<Context>) {
         next_save: Instant::now(),
     };
     // Both may be dropped anywhere: what they would do is done after the next start.
-    context.changing.spawn_until_stopped("device-plugins", controller.run());
+    context.handover.changing.spawn_until_stopped("device-plugins", controller.run());
     let unused = UnusedClaims::new(context.clone(), sockets);
-    context.changing.spawn_until_stopped("device-plugins-in-use", unused.run());
+    context.handover.changing.spawn_until_stopped("device-plugins-in-use", unused.run());
 }
 
 /// Makes what is offered match the pools of drivers.

@@ -2,7 +2,9 @@
 //!
 //! A driver is `offered → asked → registered ⇄ refused`, from the first time that it serves until it has been gone for five seconds.
 //! After a start, drivers with stored names are offered before they are loaded; while the kubelet has prepared claims of a driver that
-//! is gone, its sockets stay, so that the kubelet can unprepare them (`offered`).
+//! is gone, its sockets stay, so that the kubelet can unprepare them (`offered`). Sockets that outlived the process before are adopted:
+//! for the kubelet nothing has changed. Without these, each process start has sockets of its own, and those of the one before are removed
+//! when the kubelet has registered the new ones.
 //!
 //! One task creates and removes all of these sockets, and creates missing ones again once a second. A kubelet dials a registration socket
 //! as soon as it is there, and then the service's: so the service's is opened first, and the registration is closed first. Sockets stay
@@ -23,13 +25,17 @@ use nodedock_proto::kubelet::dra::v1beta1::dra_plugin_server::DraPluginServer as
 use nodedock_proto::kubelet::dra_health::v1::dra_resource_health_server::DraResourceHealthServer as HealthV1;
 use nodedock_proto::kubelet::dra_health::v1alpha1::dra_resource_health_server::DraResourceHealthServer as HealthV1alpha1;
 use nodedock_proto::kubelet::registration::registration_server::RegistrationServer;
+use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
+use tonic::service::Routes;
 
-use super::sockets::{ServedSocket, SocketError, make_directory, server};
+use super::sockets::{ServedSocket, SocketError, make_directory};
 use super::state_file::StateFile;
 use super::{BRIDGE_LOOK_PERIOD, BRIDGE_RETRY_MAX, Context, SocketPaths};
 use nodedock_base::backoff::Backoff;
+use nodedock_base::device_plugin_sockets::socket_id;
 use nodedock_base::error::chain;
+use nodedock_base::socket::refuse_occupied;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::limit::{DRAIN, REGISTER_BYTES_MAX};
 use nodedock_model::{DriverName, Problem, ProblemCode};
@@ -46,26 +52,43 @@ pub(crate) const BRIDGE_HEALTH_STREAMS_MAX: usize = 8;
 /// A little less than what the whole daemon has.
 const DRAIN_OF_SOCKETS: Duration = DRAIN.saturating_sub(Duration::from_secs(1));
 
+/// Time after the start after which sockets of earlier starts are removed, though no kubelet has registered the new ones.
+const STALE_WAIT: Duration = Duration::from_secs(30);
+
+/// What a driver was offered by.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct OfferedBefore {
+    /// The process starts whose sockets may be there.
+    pub(super) starts: BTreeSet<String>,
+    /// The kubelet has registered it by the sockets of the last one.
+    pub(super) registered: bool,
+}
+
+pub(super) type OfferedDrivers = BTreeMap<DriverName, OfferedBefore>;
+
 /// Keeps the sockets of the offered drivers as they should be.
 struct DriverController {
     context: Arc<Context>,
     offered: OfferedNames,
     sockets: BTreeMap<DriverName, DriverSockets>,
-    file: StateFile<BTreeSet<DriverName>>,
+    /// Before this start, as far as it still matters.
+    before: OfferedDrivers,
+    file: StateFile<OfferedDrivers>,
 }
 
 /// Offers drivers until the tasks stop.
 pub(super) async fn offer(context: Arc<Context>) {
     let parts = &context.parts;
-    let mut file = StateFile::<BTreeSet<_>>::new(parts.drivers_file.clone(), parts.conditions.clone());
-    let remembered = file.load().await.into_iter().chain(context.prepared_drivers());
+    let mut file = StateFile::<OfferedDrivers>::new(parts.drivers_file.clone(), parts.conditions.clone());
+    let before = file.load().await;
+    let remembered = before.keys().cloned().chain(context.prepared_drivers());
     let offered = OfferedNames::new(parts.times, remembered, Instant::now());
-    DriverController { context, offered, sockets: BTreeMap::new(), file }.run().await;
+    DriverController { context, offered, sockets: BTreeMap::new(), before, file }.run().await;
 }
 
 impl DriverController {
     async fn run(mut self) {
-        let (parts, changing) = (&self.context.parts, self.context.changing.stopped());
+        let (parts, changing) = (&self.context.parts, self.context.handover.changing.stopped());
         let (stopped, period) = (parts.tasks.stopped(), parts.times.look_period);
         let (mut serving, mut freed) = (parts.registry.serving_changes(), parts.registry.freed_changes());
         tokio::pin!(changing);
@@ -82,7 +105,8 @@ impl DriverController {
             }
         }
         stopped.await;
-        let closed = self.sockets.values_mut().flat_map(DriverSockets::close).collect();
+        let leave = self.context.parts.listeners.outlive_a_stop();
+        let closed = self.sockets.values_mut().flat_map(|sockets| sockets.close(leave)).collect();
         // Resources refer to the context, which refers to them.
         self.context.drivers.lock().clear();
         self.context.resources.lock().clear();
@@ -100,13 +124,57 @@ impl DriverController {
         }
         if has_directories(context) {
             for driver in &offered {
-                let new = || DriverSockets::new(context.clone(), driver.clone());
+                let registered = self.before.get(driver).is_some_and(|before| before.registered);
+                let new = || DriverSockets::new(context.clone(), driver.clone(), registered);
                 self.sockets.entry(driver.clone()).or_insert_with(new).reconcile().await;
             }
         }
         *context.drivers.lock() = self.sockets.values().map(|sockets| sockets.driver.clone()).collect();
-        self.file.save(&offered).await;
-        context.looks.send_modify(|count| *count += 1);
+        self.remove_stale().await;
+        let now = offered.into_iter().map(|driver| {
+            let sockets = self.sockets.get(&driver);
+            let registered = sockets.is_some_and(DriverSockets::is_registered);
+            let mut starts = self.before.get(&driver).map(|before| before.starts.clone()).unwrap_or_default();
+            starts.insert(self.context.directories.start().to_owned());
+            (driver, OfferedBefore { starts, registered })
+        });
+        let now = now.collect();
+        self.file.save(&now).await;
+        self.context.looks.send_modify(|count| *count += 1);
+    }
+
+    /// Removes sockets of earlier starts as soon as the kubelet has registered this one's: it calls the newest that is connected.
+    async fn remove_stale(&mut self) {
+        let context = &self.context;
+        let is_late = Instant::now() >= context.started + STALE_WAIT;
+        for (driver, before) in &mut self.before {
+            let own = self.sockets.get(driver).map(|sockets| sockets.driver.status().registration);
+            let is_awaited =
+                own.is_some_and(|own| matches!(own, Registration::Offered | Registration::Asked));
+            if is_awaited && !is_late {
+                continue;
+            }
+            for start in std::mem::take(&mut before.starts) {
+                if start != context.directories.start() {
+                    remove_dead(&context.directories.of_driver(driver, &start)).await;
+                }
+            }
+        }
+    }
+}
+
+/// Removes sockets on which no process listens.
+async fn remove_dead(paths: &SocketPaths) {
+    for path in [&paths.registration, &paths.service] {
+        if socket_id(path).is_some() && refuse_occupied(path).await.is_ok() {
+            tracing::info!(socket = %path.display(), "removed: a process that ended has left it");
+            // Whatever the reason, the socket is dead.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+    if let Some(directory) = paths.service.parent() {
+        // It may have files of others in it, or be gone.
+        let _ = std::fs::remove_dir(directory);
     }
 }
 
@@ -130,6 +198,8 @@ fn has_directories(context: &Context) -> bool {
 /// A driver's two sockets.
 struct DriverSockets {
     driver: Arc<OfferedDriver>,
+    /// The kubelet has registered it by sockets that outlived the process before.
+    registered: bool,
     service: Option<ServedSocket>,
     registration: Option<ServedSocket>,
     retry_at: Instant,
@@ -137,20 +207,19 @@ struct DriverSockets {
 }
 
 impl DriverSockets {
-    fn new(context: Arc<Context>, name: DriverName) -> Self {
+    fn new(context: Arc<Context>, name: DriverName, registered: bool) -> Self {
         let driver = Arc::new(OfferedDriver::new(name, context));
         let backoff = Backoff::new(BRIDGE_LOOK_PERIOD, BRIDGE_RETRY_MAX);
-        Self { driver, service: None, registration: None, retry_at: Instant::now(), backoff }
+        Self { driver, registered, service: None, registration: None, retry_at: Instant::now(), backoff }
     }
 
     /// Opens each socket that is not open, or was removed.
     async fn reconcile(&mut self) {
         let driver = self.driver.clone();
-        let Some(paths) = &driver.paths else { return };
         if Instant::now() < self.retry_at {
             return;
         }
-        match self.open(paths).await {
+        match self.open().await {
             Ok(()) => {
                 self.backoff.reset();
                 driver.set_open(None, true);
@@ -162,56 +231,75 @@ impl DriverSockets {
         }
     }
 
-    async fn open(&mut self, paths: &SocketPaths) -> Result<(), SocketError> {
-        let (driver, all) = (self.driver.clone(), self.driver.context.metrics.connections.clone());
+    async fn open(&mut self) -> Result<(), SocketError> {
+        let driver = self.driver.clone();
+        let (paths, context) = (&driver.paths, &*driver.context);
+        let all = context.metrics.connections.clone();
         if !self.service.as_ref().is_some_and(ServedSocket::is_present) {
             if let Some(directory) = paths.service.parent() {
                 make_directory(directory)?;
             }
             let tasks = Tasks::new();
             let health = HealthService { driver: driver.clone(), tasks: tasks.clone() };
-            let router = server()
-                .add_service(DraV1::from_arc(driver.clone()))
+            let routes = Routes::new(DraV1::from_arc(driver.clone()))
                 .add_service(DraV1beta1::from_arc(driver.clone()))
                 .add_service(HealthV1::new(health.clone()))
                 .add_service(HealthV1alpha1::new(health));
             let connections = vec![driver.connections.clone(), all.clone()];
-            let opened =
-                ServedSocket::open("kubelet-service", &paths.service, router, connections, tasks).await?;
-            log_opened(&driver.name, "service", self.service.replace(opened).is_some());
+            let opened = ServedSocket::open(
+                "kubelet-service",
+                &paths.service,
+                routes,
+                connections,
+                context.sockets(),
+                tasks,
+            )
+            .await?;
+            log_opened(&driver.name, "service", &opened, self.service.is_some());
+            self.service = Some(opened);
         }
         if !self.registration.as_ref().is_some_and(ServedSocket::is_present) {
             let registration = RegistrationServer::from_arc(driver.clone());
-            let router = server().add_service(registration.max_decoding_message_size(REGISTER_BYTES_MAX));
+            let routes = Routes::new(registration.max_decoding_message_size(REGISTER_BYTES_MAX));
             let (path, tasks) = (&paths.registration, Tasks::new());
-            let opened = ServedSocket::open("kubelet-registration", path, router, vec![all], tasks).await?;
-            log_opened(&driver.name, "registration", self.registration.replace(opened).is_some());
-            driver.reset_registration();
+            let opened =
+                ServedSocket::open("kubelet-registration", path, routes, vec![all], context.sockets(), tasks)
+                    .await?;
+            log_opened(&driver.name, "registration", &opened, self.registration.is_some());
+            let is_known = self.registered && opened.adopted;
+            driver.set_registration(if is_known { Registration::Registered } else { Registration::Offered });
+            self.registration = Some(opened);
         }
         Ok(())
     }
 
-    /// Closes the sockets. The tasks end with the calls under way.
-    fn close(&mut self) -> Vec<Tasks> {
-        let sockets = [self.registration.take(), self.service.take()];
-        sockets.into_iter().flatten().map(ServedSocket::close).collect()
+    fn is_registered(&self) -> bool {
+        self.driver.status().registration == Registration::Registered
+    }
+
+    /// Closes the sockets, and leaves them where they are or removes them. The tasks end with the calls under way.
+    fn close(&mut self, leave: bool) -> Vec<Tasks> {
+        let sockets = [self.registration.take(), self.service.take()].into_iter().flatten();
+        sockets.map(if leave { ServedSocket::leave } else { ServedSocket::close }).collect()
     }
 
     /// Closes what is offered no more, and leaves nothing of it.
     fn withdraw(mut self) -> Vec<Tasks> {
-        let closed = self.close();
-        if let Some(directory) = self.driver.paths.as_ref().and_then(|paths| paths.service.parent()) {
+        let closed = self.close(false);
+        if let Some(directory) = self.driver.paths.service.parent() {
             // It may have files of others in it, or be gone.
             let _ = std::fs::remove_dir(directory);
         }
-        self.driver.reset_registration();
+        self.driver.set_registration(Registration::Offered);
         self.driver.conditions().clear(ProblemCode::KubeletSocket, self.driver.name.as_str());
         closed
     }
 }
 
-fn log_opened(driver: &DriverName, socket: &'static str, again: bool) {
-    if again {
+fn log_opened(driver: &DriverName, socket: &'static str, opened: &ServedSocket, again: bool) {
+    if opened.adopted {
+        tracing::info!(%driver, socket, "offered to the kubelet by a socket that was open before");
+    } else if again {
         tracing::warn!(%driver, socket, "a socket in the kubelet's directories was removed, it is created again");
     } else {
         tracing::info!(%driver, socket, "offered to the kubelet");

@@ -1,32 +1,49 @@
-//! Sockets in the kubelet's directories: created, served, checked and removed.
+//! Sockets in the kubelet's directories: created or adopted, served, checked, handed over and removed.
 //!
 //! A kubelet dials what appears in its directories at once, so a socket is bound under a name that begins with a dot, which a kubelet
 //! ignores, given its mode, and renamed into place. A file that is not a socket, and a socket on which another process listens, is never
 //! touched; nor is a socket removed that is not the very one that was created here.
+//!
+//! While another instance takes over, no connection is accepted: those that clients make wait for that instance. Calls on the connections
+//! that are open are forwarded to it (`Forward`), by a connection to the same socket.
 
 use std::convert::Infallible;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
+use futures::future::BoxFuture;
 use futures::{Stream, StreamExt};
+use http::{Request, Response};
+use http_body_util::{BodyExt, Full, Limited};
 use nodedock_proto::unix;
 use prometheus_client::metrics::counter::Counter;
 use sha2::{Digest, Sha256};
 use tokio::net::UnixListener;
-use tokio::sync::Semaphore;
-use tonic::transport::Server;
-use tonic::transport::server::Router;
+use tokio::sync::{OnceCell, Semaphore};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::service::Routes;
+use tonic::transport::{Channel, Server};
+use tower::Service;
 
 use nodedock_base::device_plugin_sockets::{SocketId, socket_id};
 use nodedock_base::error::chain;
-use nodedock_base::socket::{BindError, bind_by, refuse_occupied};
+use nodedock_base::listeners::{Listeners, Opened};
+use nodedock_base::socket::{BindError, connect, refuse_occupied};
 use nodedock_base::tasks::Tasks;
 
 /// Concurrent connections to one socket in the kubelet's directories (a kubelet has one), and calls in flight on each: a pod has one.
 const BRIDGE_CONNECTIONS_MAX: usize = 32;
 const BRIDGE_STREAMS_MAX: u32 = 512;
+
+/// Methods that answer until the connection ends: these are not forwarded, and end with this instance's sockets.
+const STREAMS: [&str; 3] = ["ListAndWatch", "NodeWatchResources", "WatchResources"];
+
+/// Bytes of a request: the limit of gRPC itself.
+const REQUEST_BYTES_MAX: usize = 4 << 20;
 
 /// As a kubelet creates its directories.
 const DIRECTORY_MODE: u32 = 0o750;
@@ -35,8 +52,6 @@ const DIRECTORY_MODE: u32 = 0o750;
 pub(super) enum SocketError {
     #[error(transparent)]
     Bind(#[from] BindError),
-    #[error("the socket {0:?} was removed at once")]
-    Removed(PathBuf),
     #[error("no directory {path:?}")]
     Directory { path: PathBuf, source: io::Error },
     #[error("{0:?} is not a directory: remove it")]
@@ -66,34 +81,58 @@ impl Connections {
     }
 }
 
-/// The server of a socket, without services.
-pub(super) fn server() -> Server {
-    Server::builder().max_concurrent_streams(BRIDGE_STREAMS_MAX)
+/// When another instance takes over: calls go to that one then.
+#[derive(Clone)]
+pub(super) struct Handover {
+    /// Stopped when it begins.
+    pub(super) changing: Tasks,
+    /// Stopped when it has ended, or when this instance stops without a successor.
+    pub(super) tasks: Tasks,
+}
+
+impl Handover {
+    pub(super) fn is_under_way(&self) -> bool {
+        self.changing.is_stopping() && !self.tasks.is_stopping()
+    }
 }
 
 /// A socket that is served until it is closed or dropped. Calls under way then are answered.
 pub(super) struct ServedSocket {
     path: PathBuf,
     pub(super) id: SocketId,
+    /// It was open before this process, or this instance.
+    pub(super) adopted: bool,
+    listeners: Listeners,
     tasks: Tasks,
 }
 
 impl ServedSocket {
-    /// Listens on `path`, where a socket on which no process listens any more is replaced, and answers by `router` until the tasks stop. `connections` count those to this socket.
+    /// Listens on `path`, where a socket on which no process listens any more is replaced, and answers by `routes` until the tasks stop.
+    /// `connections` count those to this socket.
     pub(super) async fn open(
         name: &'static str,
         path: &Path,
-        router: Router,
+        routes: Routes,
         connections: Vec<Arc<Connections>>,
+        (listeners, handover): (&Listeners, &Handover),
         tasks: Tasks,
     ) -> Result<Self, SocketError> {
         let hidden = hidden(path);
         refuse_occupied(&hidden).await?;
-        let listener = bind_by(path, &hidden).await?;
-        let id = socket_id(path).ok_or_else(|| SocketError::Removed(path.to_owned()))?;
-        let (incoming, stopped) = (incoming(listener, connections), tasks.stopped());
+        let Opened { listener, id, adopted } = listeners.open_by(path, &hidden).await?;
+        let incoming = incoming(listener, connections, handover.clone());
+        let service = Forwarding {
+            inner: routes.prepare(),
+            next: Arc::new(NextInstance {
+                handover: handover.clone(),
+                path: path.to_owned(),
+                channel: OnceCell::new(),
+            }),
+        };
+        let (server, stopped) =
+            (Server::builder().max_concurrent_streams(BRIDGE_STREAMS_MAX), tasks.stopped());
         tasks.spawn(name, async move {
-            if let Err(error) = router.serve_with_incoming_shutdown(incoming, stopped).await {
+            if let Err(error) = server.serve_with_incoming_shutdown(service, incoming, stopped).await {
                 tracing::error!(
                     socket = name,
                     error = chain(&error),
@@ -101,7 +140,7 @@ impl ServedSocket {
                 );
             }
         });
-        Ok(Self { path: path.to_owned(), id, tasks })
+        Ok(Self { path: path.to_owned(), id, adopted, listeners: listeners.clone(), tasks })
     }
 
     /// Whether the socket's file is still there.
@@ -109,15 +148,16 @@ impl ServedSocket {
         socket_id(&self.path) == Some(self.id)
     }
 
-    /// Removes the socket. The tasks end with the calls under way.
-    pub(super) fn close(self) -> Tasks {
-        if self.is_present()
-            && let Err(error) = std::fs::remove_file(&self.path)
-        {
-            tracing::warn!(socket = %self.path.display(), %error, "a socket cannot be removed");
-        }
+    /// Stops serving, and leaves the socket to the process that listens next. The tasks end with the calls under way.
+    pub(super) fn leave(self) -> Tasks {
         self.tasks.stop();
         self.tasks.clone()
+    }
+
+    /// Removes the socket, unless another instance has it. The tasks end with the calls under way.
+    pub(super) fn close(self) -> Tasks {
+        self.listeners.remove(&self.path, self.id);
+        self.leave()
     }
 }
 
@@ -127,13 +167,19 @@ impl Drop for ServedSocket {
     }
 }
 
-/// The connections that clients make, of which no more are served at once than the limit says; more wait.
+/// The connections that clients make, of which no more are served at once than the limit says; more wait. While another instance takes
+/// over, all wait for that one.
 fn incoming(
     listener: UnixListener,
     connections: Vec<Arc<Connections>>,
+    handover: Handover,
 ) -> impl Stream<Item = Result<unix::Connection, Infallible>> {
     let permits = Arc::new(Semaphore::new(BRIDGE_CONNECTIONS_MAX));
-    unix::incoming(listener).then(move |accepted| {
+    let mut accepted = unix::incoming(listener);
+    let accepted = futures::stream::poll_fn(move |cx| {
+        if handover.changing.is_stopping() { Poll::Pending } else { accepted.poll_next_unpin(cx) }
+    });
+    accepted.then(move |accepted| {
         let (permits, connections) = (permits.clone(), connections.clone());
         async move {
             let permit = permits.acquire_owned().await;
@@ -143,7 +189,73 @@ fn incoming(
     })
 }
 
-/// A name beside `path` that a kubelet ignores, no longer than any socket's name here.
+/// The instance that takes over, on one socket.
+struct NextInstance {
+    handover: Handover,
+    path: PathBuf,
+    channel: OnceCell<Channel>,
+}
+
+impl NextInstance {
+    /// Answers a call by the instance that listens on the socket next. Its client's deadline is that of the call.
+    async fn call(&self, request: Request<Body>) -> Result<Response<Body>, Status> {
+        let channel = self.channel.get_or_try_init(|| connect(&self.path)).await;
+        let mut channel = channel.map_err(|error| Status::unavailable(chain(&error)))?.clone();
+        std::future::poll_fn(|cx| channel.poll_ready(cx))
+            .await
+            .map_err(|error| Status::from_error(error.into()))?;
+        channel.call(request).await.map_err(|error| Status::from_error(error.into()))
+    }
+}
+
+/// Answers calls here, and from the beginning of a handover on by the next instance. A call under way at that moment is answered by that
+/// one as well: what it asks for may be repeated at any time.
+#[derive(Clone)]
+struct Forwarding {
+    inner: Routes,
+    next: Arc<NextInstance>,
+}
+
+impl Service<Request<Body>> for Forwarding {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Service::<Request<Body>>::poll_ready(&mut self.inner, cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let rest = self.inner.clone();
+        let (mut inner, next) = (std::mem::replace(&mut self.inner, rest), self.next.clone());
+        let method = request.uri().path().rsplit('/').next();
+        if method.is_some_and(|method| STREAMS.contains(&method)) {
+            return Box::pin(inner.call(request));
+        }
+        Box::pin(async move {
+            let (parts, body) = request.into_parts();
+            let body = match Limited::new(body, REQUEST_BYTES_MAX).collect().await {
+                Ok(body) => Full::new(body.to_bytes()),
+                Err(error) => return Ok(Status::from_error(error).into_http()),
+            };
+            let request = |body| Request::from_parts(parts.clone(), Body::new(body));
+            let mut own = None;
+            if !next.handover.is_under_way() {
+                let response = inner.call(request(body.clone())).await?;
+                if !next.handover.is_under_way() {
+                    return Ok(response);
+                }
+                own = Some(response);
+            }
+            Ok(next
+                .call(request(body))
+                .await
+                .unwrap_or_else(|status| own.unwrap_or_else(|| status.into_http())))
+        })
+    }
+}
+
+/// A name beside `path` that a kubelet ignores, shorter than any socket's name here.
 fn hidden(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default();
     let digest = Sha256::digest(name.as_encoded_bytes());
@@ -185,8 +297,9 @@ mod tests {
     }
 
     async fn open(path: &Path) -> Result<ServedSocket, SocketError> {
-        let router = server().add_routes(tonic::service::Routes::default());
-        ServedSocket::open("test", path, router, Vec::new(), Tasks::new()).await
+        let (listeners, tasks) = (Listeners::of_start("start1"), Tasks::new());
+        let handover = Handover { changing: tasks.child(), tasks: tasks.clone() };
+        ServedSocket::open("test", path, Routes::default(), Vec::new(), (&listeners, &handover), tasks).await
     }
 
     #[tokio::test]
@@ -222,7 +335,7 @@ mod tests {
 
     #[test]
     fn a_hidden_name_is_shorter_than_the_shortest_socket() {
-        for name in ["dra.sock", "a-reg.sock"] {
+        for name in ["dra-a.sock", "a-a-reg.sock"] {
             let hidden = hidden(&Path::new("/x").join(name));
             let hidden = hidden.file_name().unwrap().to_str().unwrap();
             assert!(hidden.starts_with('.') && hidden.len() < name.len(), "{hidden}");

@@ -1,7 +1,6 @@
-//! Two files beside the checkpoint that store what was offered for a restart: names of drivers, a line each, and devices of extended
-//! resources as JSON. They are a cache: one that cannot be read is as good as none.
+//! Two files beside the checkpoint that store what was offered for a restart: drivers with their sockets, and devices of extended
+//! resources, as JSON. They are a cache: one that cannot be read is as good as none.
 
-use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
@@ -10,11 +9,13 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::device_plugins::{Offers, PoolOffer, split_id};
+use super::dra::OfferedDrivers;
 use crate::bridge::BRIDGE_DRIVERS_MAX;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::file;
+use nodedock_base::listeners::START_BYTES_MAX;
 use nodedock_model::limit::{NUMA_NODE_ID_MAX, PLUGIN_RESOURCES_MAX, RESOURCE_DEVICES_MAX};
-use nodedock_model::{DriverName, PluginDevice, Problem, ProblemCode};
+use nodedock_model::{PluginDevice, Problem, ProblemCode};
 
 /// Bytes of the stored list of devices: a hundred thousand devices.
 const BRIDGE_MEMORY_BYTES_MAX: usize = 16 << 20;
@@ -79,20 +80,34 @@ impl<T: Stored> StateFile<T> {
     }
 }
 
-/// Names of drivers.
-impl Stored for BTreeSet<DriverName> {
-    /// Names of at most 63 bytes, and the ends of lines.
-    const BYTES_MAX: usize = BRIDGE_DRIVERS_MAX * 64;
+#[derive(Serialize, Deserialize)]
+struct DriversFile {
+    version: u32,
+    #[serde(default)]
+    drivers: OfferedDrivers,
+}
+
+impl Stored for OfferedDrivers {
+    /// Names of at most 63 bytes, and a few process starts each.
+    const BYTES_MAX: usize = BRIDGE_DRIVERS_MAX * 512;
     const CONSEQUENCE: &'static str = "after a restart drivers are offered when they serve";
 
     fn decode(bytes: &[u8]) -> io::Result<Self> {
-        let text = std::str::from_utf8(bytes).map_err(invalid)?;
-        text.lines().map(|line| DriverName::new(line).map_err(invalid)).collect()
+        let file: DriversFile = serde_json::from_slice(bytes)?;
+        check_version(file.version)?;
+        let is_start = |start: &String| {
+            (1..=START_BYTES_MAX).contains(&start.len())
+                && start.bytes().all(|byte| byte.is_ascii_alphanumeric())
+        };
+        let mut drivers = file.drivers;
+        drivers.values_mut().for_each(|before| before.starts.retain(is_start));
+        Ok(drivers)
     }
 
     fn encode(&self) -> io::Result<Vec<u8>> {
-        let lines = self.iter().take(BRIDGE_DRIVERS_MAX).map(|name| format!("{name}\n"));
-        Ok(lines.collect::<String>().into_bytes())
+        let drivers =
+            self.iter().take(BRIDGE_DRIVERS_MAX).map(|(name, before)| (name.clone(), before.clone()));
+        Ok(serde_json::to_vec(&DriversFile { version: VERSION, drivers: drivers.collect() })?)
     }
 }
 
@@ -109,9 +124,7 @@ impl Stored for Offers {
 
     fn decode(bytes: &[u8]) -> io::Result<Self> {
         let file: DevicesFile = serde_json::from_slice(bytes)?;
-        if file.version != VERSION {
-            return Err(invalid(format!("it has version {}, and {VERSION} is known", file.version)));
-        }
+        check_version(file.version)?;
         let checked = |mut offer: PoolOffer| {
             check(&mut offer.devices);
             (offer.resource.clone(), offer)
@@ -142,6 +155,13 @@ fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Er
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
+fn check_version(version: u32) -> io::Result<()> {
+    if version != VERSION {
+        return Err(invalid(format!("it has version {version}, and {VERSION} is known")));
+    }
+    Ok(())
+}
+
 fn check_size<T: Stored>(bytes: &[u8]) -> io::Result<()> {
     if bytes.len() > T::BYTES_MAX {
         return Err(invalid(format!("more than the {} bytes that are stored", T::BYTES_MAX)));
@@ -170,9 +190,12 @@ fn write<T: Stored>(path: &Path, content: &T) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use nodedock_model::ExtendedResource;
+    use nodedock_model::{DriverName, ExtendedResource};
 
     use super::*;
+    use crate::bridge::dra::OfferedBefore;
+
+    const START: &str = "6f1c2d7e";
 
     fn path() -> (tempfile::TempDir, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
@@ -180,8 +203,9 @@ mod tests {
         (directory, path)
     }
 
-    fn names(count: usize) -> BTreeSet<DriverName> {
-        (0..count).map(|n| DriverName::new(format!("{n:0>63}")).unwrap()).collect()
+    fn drivers(count: usize) -> OfferedDrivers {
+        let before = OfferedBefore { starts: [START.to_owned()].into(), registered: true };
+        (0..count).map(|n| (DriverName::new(format!("{n:0>63}")).unwrap(), before.clone())).collect()
     }
 
     fn offers() -> Offers {
@@ -197,12 +221,12 @@ mod tests {
         let (directory, path) = path();
         assert_eq!(read::<Offers>(&path).unwrap(), Offers::new());
         std::fs::write(path.with_added_extension("new"), "of a crash").unwrap();
-        for expected in [names(2), names(0), names(BRIDGE_DRIVERS_MAX)] {
+        for expected in [drivers(2), drivers(0), drivers(BRIDGE_DRIVERS_MAX)] {
             write(&path, &expected).unwrap();
-            assert_eq!(read::<BTreeSet<DriverName>>(&path).unwrap(), expected);
+            assert_eq!(read::<OfferedDrivers>(&path).unwrap(), expected);
         }
-        write(&path, &names(BRIDGE_DRIVERS_MAX + 5)).unwrap();
-        assert_eq!(read::<BTreeSet<DriverName>>(&path).unwrap(), names(BRIDGE_DRIVERS_MAX));
+        write(&path, &drivers(BRIDGE_DRIVERS_MAX + 5)).unwrap();
+        assert_eq!(read::<OfferedDrivers>(&path).unwrap(), drivers(BRIDGE_DRIVERS_MAX));
         for expected in [offers(), Offers::new()] {
             write(&path, &expected).unwrap();
             assert_eq!(read::<Offers>(&path).unwrap(), expected);
@@ -213,12 +237,14 @@ mod tests {
     #[tokio::test]
     async fn a_file_that_cannot_be_read_or_written_is_as_good_as_none() {
         let (directory, path) = path();
-        for content in ["a\nNOT A NAME\n", "\u{0}", "a\n\nb"] {
+        for content in
+            ["gpu.example.com\n", r#"{"version":1,"drivers":{"NOT A NAME":{"starts":[],"registered":true}}}"#]
+        {
             std::fs::write(&path, content).unwrap();
-            assert!(read::<BTreeSet<DriverName>>(&path).is_err(), "{content:?}");
+            assert!(read::<OfferedDrivers>(&path).is_err(), "{content:?}");
         }
         std::fs::write(&path, b"\xff").unwrap();
-        assert!(read::<BTreeSet<DriverName>>(&path).is_err());
+        assert!(read::<OfferedDrivers>(&path).is_err());
         let foreign = r#"{"version":1,"resources":[{"resource":"cpu","driver":"a","devices":[]}]}"#;
         for content in ["", r#"{"version":1,"resources":[{"resource":"gpu""#, foreign, r#"{"version":2}"#] {
             std::fs::write(&path, content).unwrap();
@@ -241,6 +267,13 @@ mod tests {
         assert!(
             message.starts_with("after a restart the kubelet has no devices") && message.contains(&subject)
         );
+    }
+
+    #[test]
+    fn starts_that_cannot_have_been_written_are_left_out() {
+        let content = br#"{"version":1,"drivers":{"a":{"starts":["../../etc","","0123456789","6f1c2d7e"],"registered":false}}}"#;
+        let drivers = OfferedDrivers::decode(content).unwrap();
+        assert_eq!(drivers.values().next().unwrap().starts, [START.to_owned()].into());
     }
 
     #[test]

@@ -39,6 +39,8 @@ use nodedock_model::{
 
 const GPU: &str = "gpu.example.com";
 const NIC: &str = "nic.example.com";
+/// The process start in the names of sockets.
+const START: &str = "start1";
 /// Longer than any of it takes, and shorter than a person waits.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -138,18 +140,19 @@ impl Node {
     }
 
     fn registration(&self, driver: &str) -> PathBuf {
-        self.root().join("plugins_registry").join(format!("{driver}-reg.sock"))
+        self.root().join("plugins_registry").join(format!("{driver}-{START}-reg.sock"))
     }
 
     fn service(&self, driver: &str) -> PathBuf {
-        self.root().join("plugins").join(driver).join("dra.sock")
+        self.root().join("plugins").join(driver).join(format!("dra-{START}.sock"))
     }
 
     fn parts(&self) -> BridgeParts {
         let (refusals, file) = (self.refusals.clone(), |name: &str| self.dir.path().join(name));
         BridgeParts {
             root: self.root(),
-            instance: None,
+            listeners: Listeners::of_start(START),
+            is_alone: true,
             own_pod: None,
             own_registry: file("ours"),
             drivers_file: file("drivers"),
@@ -182,15 +185,15 @@ impl Node {
         }
     }
 
-    fn start(&self) -> Running {
-        Running::start(self.parts())
+    /// The GPU driver was offered by another process start, and registered.
+    fn offered_before(&self, start: &str) {
+        let file =
+            format!(r#"{{"version":1,"drivers":{{"{GPU}":{{"starts":["{start}"],"registered":true}}}}}}"#);
+        std::fs::write(self.dir.path().join("drivers"), file).unwrap();
     }
 
-    fn instance(&self, uid: &str) -> Running {
-        let drivers_file = self.dir.path().join(format!("drivers-{uid}"));
-        let devices_file = self.dir.path().join(format!("devices-{uid}"));
-        let instance = Some(Uid::new(uid).unwrap());
-        Running::start(BridgeParts { instance, drivers_file, devices_file, ..self.parts() })
+    fn start(&self) -> Running {
+        Running::start(self.parts())
     }
 
     /// Lets a driver serve that publishes no devices; a later one of the name replaces it.

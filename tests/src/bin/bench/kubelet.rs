@@ -1,7 +1,7 @@
 //! The way of a kubelet: from its call on a driver's socket to the answer, beside the bare round trip on the same socket; and from our
 //! restart to a driver that can be registered.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use nodedock_proto::kubelet::dra::v1::dra_plugin_client::DraPluginClient;
@@ -32,7 +32,8 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
 }
 
 async fn calls(cluster: &Cluster, daemon: &Daemon, size: Size, table: &mut Table) {
-    let socket = daemon.kubelet().join("plugins").join(MOCK_GPU_NAME).join("dra.sock");
+    let socket =
+        only_file(&daemon.kubelet().join("plugins").join(MOCK_GPU_NAME)).expect("the driver is offered");
     let mut client = DraPluginClient::new(channel(socket));
     let uid = cluster.gpu_claim("bench", &["gpus/gpu-0"]);
     let claim = || Claim { namespace: NAMESPACE.into(), uid: uid.clone(), name: "bench".into() };
@@ -68,13 +69,13 @@ async fn calls(cluster: &Cluster, daemon: &Daemon, size: Size, table: &mut Table
 
 /// From the process's start to the answer that a kubelet registers by.
 async fn restarts(daemon: &mut Daemon, size: Size, table: &mut Table) {
-    let socket = daemon.kubelet().join("plugins_registry").join(format!("{MOCK_GPU_NAME}-reg.sock"));
+    let directory = daemon.kubelet().join("plugins_registry");
     for (how, crash) in [("stop", false), ("kill -9", true)] {
         let mut times = Vec::new();
         for _ in 0..size.starts {
             end(daemon, crash).await;
             let started = Instant::now();
-            let (answered, ()) = tokio::join!(until_answer(&socket, started), daemon.run());
+            let (answered, ()) = tokio::join!(until_answer(&directory, started), daemon.run());
             times.push(answered);
         }
         let row = format!("kubelet: from our start after {how} to GetInfo's answer");
@@ -91,14 +92,21 @@ pub(crate) async fn end(daemon: &mut Daemon, crash: bool) {
     }
 }
 
-async fn until_answer(socket: &Path, started: Instant) -> f64 {
+/// The driver's sockets have another name after each start.
+fn only_file(directory: &Path) -> Option<PathBuf> {
+    let mut files = std::fs::read_dir(directory).ok()?.flatten().map(|entry| entry.path());
+    files.next().filter(|_| files.next().is_none())
+}
+
+async fn until_answer(directory: &Path, started: Instant) -> f64 {
     let answer = async {
         loop {
-            let mut client = RegistrationClient::new(channel(socket.to_owned()));
+            tokio::task::yield_now().await;
+            let Some(socket) = only_file(directory) else { continue };
+            let mut client = RegistrationClient::new(channel(socket));
             if client.get_info(InfoRequest {}).await.is_ok() {
                 return millis(started.elapsed());
             }
-            tokio::task::yield_now().await;
         }
     };
     tokio::time::timeout(DEADLINE, answer).await.expect("the driver is offered")

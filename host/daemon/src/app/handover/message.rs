@@ -1,20 +1,18 @@
 //! The messages between two instances: a line of JSON each, of bounded length and in bounded time.
 
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use futures::{SinkExt, StreamExt};
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
-use tokio_util::codec::{Framed, LinesCodec};
 
 use crate::app::handover::HANDOVER_MESSAGE;
+use nodedock_base::descriptors::{DESCRIPTORS_MAX, Received, receive_line, send_line};
+use nodedock_base::listeners::Listeners;
 use nodedock_model::Uid;
-
-/// Bytes of a message between instances.
-const HANDOVER_MESSAGE_BYTES_MAX: u64 = 4096;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "word", rename_all = "kebab-case")]
@@ -27,13 +25,20 @@ pub(super) enum Message {
     Released { instance: Uid },
     /// The request is not valid.
     Refused { why: String },
-    /// The successor serves, and the kubelet knows its sockets: the previous instance's are unused.
+    /// Listening sockets by their names (`Listeners::give`), with a descriptor for each; more may follow.
+    Listeners { names: Vec<String> },
+    /// The successor serves.
     Serving,
+    /// The previous instance has ended its connections.
+    Ended,
 }
 
 /// A connection to another instance.
 #[derive(Debug)]
-pub(super) struct Connection(Framed<UnixStream, LinesCodec>);
+pub(super) struct Connection {
+    stream: UnixStream,
+    received: Received,
+}
 
 /// Another instance that has said who it is.
 #[derive(Debug)]
@@ -44,26 +49,57 @@ pub(super) struct Peer {
 
 impl Connection {
     pub(super) fn new(stream: UnixStream) -> Self {
-        Self(Framed::new(stream, LinesCodec::new_with_max_length(HANDOVER_MESSAGE_BYTES_MAX as usize)))
+        Self { stream, received: Received::default() }
     }
 
     /// `None`: the other side is gone.
     pub(super) async fn receive(&mut self, within: Duration) -> io::Result<Option<Message>> {
-        let line = timeout(within, self.0.next()).await.map_err(|_| io::ErrorKind::TimedOut)?;
-        let line = line.transpose().map_err(io::Error::other)?;
+        let line = timeout(within, receive_line(&self.stream, &mut self.received));
+        let line = line.await.map_err(|_| io::ErrorKind::TimedOut)??;
         Ok(line.map(|line| serde_json::from_str(&line)).transpose()?)
     }
 
     pub(super) async fn send(&mut self, message: &Message) -> io::Result<()> {
+        self.send_with(message, &[]).await
+    }
+
+    async fn send_with(&mut self, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let line = serde_json::to_string(message)?;
-        let sent = timeout(HANDOVER_MESSAGE, self.0.send(line)).await;
-        sent.map_err(|_| io::ErrorKind::TimedOut)?.map_err(io::Error::other)
+        let sent = timeout(HANDOVER_MESSAGE, send_line(&self.stream, &line, descriptors)).await;
+        sent.map_err(|_| io::ErrorKind::TimedOut)?
+    }
+
+    /// Sends what the other instance needs to go on listening, and then the message.
+    pub(super) async fn give(&mut self, listeners: &Listeners, message: &Message) -> io::Result<()> {
+        for some in listeners.give()?.chunks(DESCRIPTORS_MAX) {
+            let names = some.iter().map(|(name, _)| name.clone()).collect();
+            let descriptors: Vec<_> = some.iter().map(|(_, listener)| listener.as_fd()).collect();
+            self.send_with(&Message::Listeners { names }, &descriptors).await?;
+        }
+        self.send(message).await
+    }
+
+    /// Takes the sockets of the other instance, and returns its next message. `None`: the other side is gone.
+    pub(super) async fn adopt(
+        &mut self,
+        listeners: &Listeners,
+        within: Duration,
+    ) -> io::Result<Option<Message>> {
+        loop {
+            match self.receive(within).await? {
+                Some(Message::Listeners { names }) => {
+                    let given = self.received.descriptors(names.len())?;
+                    listeners.adopt(names.into_iter().zip(given).collect());
+                }
+                message => return Ok(message),
+            }
+        }
     }
 
     /// Resolves when the other side is gone. Its messages until then are dropped.
     pub(super) async fn closed(&mut self) {
         let mut dropped = [0; 256];
-        while self.0.get_mut().read(&mut dropped).await.is_ok_and(|count| count > 0) {}
+        while self.stream.read(&mut dropped).await.is_ok_and(|count| count > 0) {}
     }
 }
 

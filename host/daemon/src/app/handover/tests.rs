@@ -9,9 +9,11 @@ use super::message::{Message, Peer};
 use super::serving::HandoverListener;
 use super::shared_root::{Lease, SharedRoot};
 use super::waiting;
-use crate::app::handover::HANDOVER_SOCKETS;
+use crate::app::handover::HANDOVER_SERVING;
 use crate::app::handover::waiting::HANDOVER_SILENT;
 use crate::config::Paths;
+use nodedock_base::descriptors::DESCRIPTORS_MAX;
+use nodedock_base::listeners::Listeners;
 use nodedock_model::Uid;
 
 type Acquired = anyhow::Result<(Lease, Option<Peer>)>;
@@ -30,13 +32,13 @@ fn roots(directory: &Path) -> (Arc<SharedRoot>, Arc<SharedRoot>) {
 
 /// An instance that serves.
 async fn serving(root: &SharedRoot) -> (Lease, HandoverListener) {
-    let (lease, _) = waiting::acquire(root, |_| ()).await.unwrap();
+    let (lease, _) = waiting::acquire(root, &Listeners::default(), |_| ()).await.unwrap();
     (lease, HandoverListener::open(root).await.unwrap())
 }
 
 fn acquiring(root: &Arc<SharedRoot>) -> tokio::task::JoinHandle<Acquired> {
     let root = root.clone();
-    tokio::spawn(async move { waiting::acquire(&root, |_| ()).await })
+    tokio::spawn(async move { waiting::acquire(&root, &Listeners::default(), |_| ()).await })
 }
 
 fn released() -> Message {
@@ -58,8 +60,41 @@ async fn a_newer_instance_has_the_lease_when_it_is_released_and_not_before() {
     let mut previous = previous.unwrap();
     assert_eq!(previous.instance.as_str(), "old");
     previous.connection.send(&Message::Serving).await.unwrap();
-    let answer = successor.connection.receive(HANDOVER_SOCKETS).await;
+    let answer = successor.connection.receive(HANDOVER_SERVING).await;
     assert_eq!(answer.unwrap(), Some(Message::Serving));
+}
+
+#[tokio::test]
+async fn a_client_that_dials_meanwhile_is_accepted_by_the_newer_instance() {
+    let directory = tempfile::tempdir().unwrap();
+    let (old, new) = roots(directory.path());
+    let (lease, mut requests) = serving(&old).await;
+    // More than go with one message.
+    let paths: Vec<_> =
+        (0..DESCRIPTORS_MAX + 1).map(|n| directory.path().join(format!("{n}.sock"))).collect();
+    let (of_old, of_new) = (Listeners::of_start("old"), Listeners::of_start("new"));
+    for path in &paths {
+        drop(of_old.open(path).await.unwrap());
+    }
+    let second = {
+        let (new, of_new) = (new.clone(), of_new.clone());
+        tokio::spawn(async move { waiting::acquire(&new, &of_new, |_| ()).await })
+    };
+    let mut successor = requests.newer_instance().await;
+    let last = paths.last().unwrap();
+    let _client = tokio::net::UnixStream::connect(last).await.unwrap();
+    drop((requests, lease));
+    successor.connection.give(&of_old, &released()).await.unwrap();
+    let (_lease, previous) = second.await.unwrap().unwrap();
+    assert_eq!((previous.unwrap().instance.as_str(), &of_new.start()[..]), ("old", "old"));
+    drop(of_old);
+    for path in &paths {
+        let opened = of_new.open(path).await.unwrap();
+        assert!(opened.adopted);
+        if path == last {
+            opened.listener.accept().await.unwrap();
+        }
+    }
 }
 
 #[tokio::test]
@@ -85,7 +120,7 @@ async fn a_successor_that_dies_is_noticed_before_and_after_the_release() {
         second.abort();
         assert!(second.await.is_err_and(|error| error.is_cancelled()));
         if successor.send(&released()).await.is_ok() {
-            let answer = successor.receive(HANDOVER_SOCKETS).await;
+            let answer = successor.receive(HANDOVER_SERVING).await;
             assert!(!matches!(answer, Ok(Some(_))), "{answer:?}");
         }
         successor.closed().await;
@@ -116,7 +151,7 @@ async fn a_start_fails_when_the_owner_of_the_lock_never_answers() {
     let (old, new) = roots(directory.path());
     let _lease = old.try_lock().unwrap().unwrap();
     let began = Instant::now();
-    let error = waiting::acquire(&new, |_| ()).await.unwrap_err().to_string();
+    let error = waiting::acquire(&new, &Listeners::default(), |_| ()).await.unwrap_err().to_string();
     assert!(error.contains("instance.lock") && error.contains("handover.sock"), "{error}");
     assert!(began.elapsed() < HANDOVER_SILENT + Duration::from_secs(5), "{:?}", began.elapsed());
 }

@@ -13,6 +13,7 @@ use super::shared_root::{Lease, SharedRoot};
 use crate::app::handover::{HANDOVER_MESSAGE, HANDOVER_PATIENCE};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::error::chain;
+use nodedock_base::listeners::Listeners;
 
 /// Time that a start waits for an unresponsive owner of the lock.
 pub(crate) const HANDOVER_SILENT: Duration = Duration::from_secs(90);
@@ -33,15 +34,20 @@ enum Answer {
     Silence,
 }
 
-/// Waits for the lease, and returns it with the instance that handed over, if one did. `report` is called with what is waited for.
-pub(super) async fn acquire(root: &SharedRoot, report: impl Fn(String)) -> Result<(Lease, Option<Peer>)> {
+/// Waits for the lease, and returns it with the instance that handed over, if one did: its sockets are among `listeners` then. `report` is
+/// called with what is waited for.
+pub(super) async fn acquire(
+    root: &SharedRoot,
+    listeners: &Listeners,
+    report: impl Fn(String),
+) -> Result<(Lease, Option<Peer>)> {
     let new_backoff = || Backoff::new(HANDOVER_RETRY_MIN, HANDOVER_RETRY_MAX);
     let (mut backoff, mut silent_since) = (new_backoff(), None);
     loop {
         if let Some(lease) = root.try_lock()? {
             return Ok((lease, None));
         }
-        match request(root, &report).await? {
+        match request(root, listeners, &report).await? {
             Answer::Released(previous) => match released_lease(root).await? {
                 Some(lease) => return Ok((lease, Some(previous))),
                 None => silent_since = None,
@@ -65,13 +71,13 @@ pub(super) async fn acquire(root: &SharedRoot, report: impl Fn(String)) -> Resul
     }
 }
 
-async fn request(root: &SharedRoot, report: &impl Fn(String)) -> Result<Answer> {
+async fn request(root: &SharedRoot, listeners: &Listeners, report: &impl Fn(String)) -> Result<Answer> {
     let Ok(stream) = UnixStream::connect(&root.paths.handover).await else { return Ok(Answer::Silence) };
     let mut connection = Connection::new(stream);
     report("it waits for the instance before to hand over".to_owned());
     let answer = async {
         connection.send(&Message::Ask { instance: root.instance.clone() }).await?;
-        connection.receive(HANDOVER_RELEASE).await
+        connection.adopt(listeners, HANDOVER_RELEASE).await
     };
     match answer.await {
         Ok(Some(Message::Released { instance })) => {
@@ -84,7 +90,7 @@ async fn request(root: &SharedRoot, report: &impl Fn(String)) -> Result<Answer> 
             return Ok(Answer::Ended);
         }
         Ok(Some(Message::Refused { why })) => bail!("{why}: each needs an --instance-uid of its own"),
-        Ok(Some(message @ (Message::Ask { .. } | Message::Serving))) => {
+        Ok(Some(message)) => {
             tracing::debug!(?message, "the instance that serves answered with a message that makes no sense");
         }
         Ok(None) => {}

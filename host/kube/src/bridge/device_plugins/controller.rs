@@ -9,19 +9,18 @@ use std::time::Duration;
 
 use futures::future::OptionFuture;
 use nodedock_proto::kubelet::device_plugin::v1beta1 as wire;
-use tokio::net::UnixStream;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::Code;
+use tonic::service::Routes;
 use wire::device_plugin_server::DevicePluginServer;
 use wire::registration_client::RegistrationClient;
 
+use super::OfferedResource;
 use super::registration::{PluginRegistration, RegistrationState};
 use super::service::DevicePluginService;
-use super::{LIST_LOST, OfferedResource};
 use crate::bridge::convert;
-use crate::bridge::paths::newer_sockets;
-use crate::bridge::sockets::{ServedSocket, server};
+use crate::bridge::sockets::ServedSocket;
 use nodedock_base::device_plugin_sockets::{KUBELET_SOCKET, SocketId, Sockets, socket_id};
 use nodedock_base::error::chain;
 use nodedock_base::printable::one_line;
@@ -53,13 +52,16 @@ impl ResourceController {
         Self { resource, name, kubelet_path, sockets, state, socket: None }
     }
 
-    /// Runs until the resource's tasks stop, which ends the lists and removes the socket.
+    /// Runs until the resource's tasks stop, which ends the lists and removes the socket. From a handover on nothing is registered.
     pub(super) async fn run(mut self) {
+        let context = self.resource.context.clone();
         let stopped = self.resource.tasks.stopped();
+        tokio::pin!(stopped);
         tokio::select! {
             // A kubelet that took a registration meanwhile sees the end of the list.
-            () = stopped => {}
-            () = self.keep_registered() => {}
+            () = &mut stopped => {}
+            () = context.handover.changing.stopped() => stopped.await,
+            () = self.keep_registered() => stopped.await,
         }
         self.resource
             .context
@@ -68,21 +70,31 @@ impl ResourceController {
             .clear(ProblemCode::DevicePluginRefused, self.resource.name.as_str());
         self.set_away(None);
         let Some(socket) = self.socket else { return };
-        if !socket.close().drain(limit::DRAIN).await {
+        let leave = context.parts.listeners.outlive_a_stop() && context.parts.tasks.is_stopping();
+        let closed = if leave { socket.leave() } else { socket.close() };
+        if !closed.drain(limit::DRAIN).await {
             tracing::warn!(resource = %self.resource.name, "calls of the kubelet did not end in time");
         }
     }
 
     async fn keep_registered(&mut self) {
         let mut lists = self.resource.lists.subscribe();
+        // The instance before still has the kubelet's list, and forwards what the kubelet calls to this socket.
+        let mut alone = self.resource.context.alone.subscribe();
+        if !*alone.borrow() {
+            if let Err(why) = self.serve().await {
+                tracing::warn!(resource = %self.resource.name, why, "the instance before cannot forward calls");
+            }
+            // An error means that the tasks end.
+            let _ = alone.wait_for(|alone| *alone).await;
+        }
         loop {
             self.sockets.mark_unchanged();
             let (open_lists, kubelet) = (*lists.borrow_and_update(), self.kubelet());
-            let superseded = self.is_superseded(kubelet, open_lists).await;
             let now = Instant::now();
-            self.state.observe(kubelet, open_lists, superseded, now);
+            self.state.observe(kubelet, open_lists, now);
             self.publish_status();
-            let due = self.state.due(kubelet, superseded, now);
+            let due = self.state.due(kubelet, now);
             if due.is_some_and(|at| at <= now) {
                 let (mut sockets, path) = (self.sockets.clone(), self.kubelet_path.clone());
                 tokio::select! {
@@ -104,21 +116,6 @@ impl ResourceController {
 
     fn kubelet(&self) -> Option<SocketId> {
         socket_id(&self.kubelet_path)
-    }
-
-    async fn is_superseded(&self, kubelet: Option<SocketId>, open_lists: usize) -> bool {
-        let Some(socket) = &self.socket else { return false };
-        if open_lists > 0 || !self.state.is_registered_at(kubelet) {
-            return false;
-        }
-        let newer = newer_sockets(&self.sockets.borrow(), &self.resource.name, (&self.name, socket.id));
-        for name in newer {
-            let connect = UnixStream::connect(self.kubelet_path.with_file_name(name));
-            if matches!(tokio::time::timeout(LIST_LOST, connect).await, Ok(Ok(_))) {
-                return true;
-            }
-        }
-        false
     }
 
     /// Registers with the kubelet that listens now. Its socket is the one that was dialled: another may be there before and after, and a
@@ -188,9 +185,11 @@ impl ResourceController {
         self.socket = None;
         let tasks = self.resource.tasks.child();
         let service = DevicePluginService { resource: self.resource.clone(), tasks: tasks.clone() };
-        let router = server().add_service(DevicePluginServer::new(service));
-        let path = self.kubelet_path.with_file_name(&self.name);
-        let opened = ServedSocket::open("device-plugin-service", &path, router, Vec::new(), tasks).await;
+        let routes = Routes::new(DevicePluginServer::new(service));
+        let (path, context) = (self.kubelet_path.with_file_name(&self.name), &self.resource.context);
+        let opened =
+            ServedSocket::open("device-plugin-service", &path, routes, Vec::new(), context.sockets(), tasks)
+                .await;
         self.socket = Some(opened.map_err(|error| chain(&error))?);
         Ok(())
     }
@@ -209,9 +208,7 @@ impl ResourceController {
         let (refused, away) = match status {
             PluginRegistration::Refused(why) => (Some(refusal(why)), None),
             PluginRegistration::Waiting(why) if is_away => (None, Some(why.as_str())),
-            PluginRegistration::Waiting(_)
-            | PluginRegistration::Followed
-            | PluginRegistration::Superseded => (None, None),
+            PluginRegistration::Waiting(_) | PluginRegistration::Followed => (None, None),
         };
         self.resource.context.parts.conditions.update(code, name.as_str(), refused);
         self.set_away(away);

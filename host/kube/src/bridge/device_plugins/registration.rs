@@ -1,8 +1,8 @@
 //! When a device plugin registers with a kubelet: once for each `kubelet.sock`, and again where the kubelet lost it. Pure.
 //!
 //! A kubelet never dials a plugin by itself. It forgets one when it restarts (a new `kubelet.sock`), and when the stream of lists
-//! ends. Up to 1.36 it takes the end of the stream of an older instance for the end of the newest, so an instance whose stream is
-//! gone registers again, unless it knows of a newer one: two instances never take the name from each other.
+//! ends. Up to 1.36 it takes the end of the stream of an older instance for the end of the newest, so an instance that takes over
+//! registers when the one before has ended its stream.
 
 use std::time::Duration;
 use tokio::time::Instant;
@@ -30,8 +30,6 @@ pub enum PluginRegistration {
     Refused(String),
     /// Registered, and the kubelet has a list open.
     Followed,
-    /// A newer instance of this daemon offers the resource.
-    Superseded,
 }
 
 impl Default for PluginRegistration {
@@ -86,17 +84,12 @@ impl Default for RegistrationState {
 }
 
 impl RegistrationState {
-    /// When to register, which is now or may be past; None: not before something happens. `kubelet`: its socket now; `superseded`: a
-    /// newer instance offers the resource.
-    pub(super) fn due(&self, kubelet: Option<SocketId>, superseded: bool, now: Instant) -> Option<Instant> {
+    /// When to register, which is now or may be past; None: not before something happens. `kubelet`: its socket now.
+    pub(super) fn due(&self, kubelet: Option<SocketId>, now: Instant) -> Option<Instant> {
         let kubelet = kubelet?;
         let mut due = now;
         if self.is_registered_at(Some(kubelet)) {
             due = self.unlisted?;
-            if superseded {
-                // The newer instance registers again if need be. It may die without notice, so it is checked from time to time.
-                return Some(now + LIST_WAIT);
-            }
         }
         match self.failed {
             Some((socket, retry)) if socket == kubelet => Some(due.max(retry)),
@@ -114,29 +107,18 @@ impl RegistrationState {
         self.waiting_since.filter(|_| is_waiting).map(|since| since + KUBELET_AWAY)
     }
 
-    /// Takes what is there: the kubelet's socket, how many lists it has open, and whether a newer instance offers the resource.
-    pub(super) fn observe(
-        &mut self,
-        kubelet: Option<SocketId>,
-        lists: usize,
-        superseded: bool,
-        now: Instant,
-    ) {
+    /// Takes what is there: the kubelet's socket, and how many lists it has open.
+    pub(super) fn observe(&mut self, kubelet: Option<SocketId>, lists: usize, now: Instant) {
         self.observe_lists(lists, now);
-        let settled = match (lists > 0, superseded) {
-            (true, _) => Some(PluginRegistration::Followed),
-            (false, true) => Some(PluginRegistration::Superseded),
-            (false, false) => None,
-        };
-        if let Some(status) = settled {
-            (self.status, self.waiting_since) = (status, None);
+        if lists > 0 {
+            (self.status, self.waiting_since) = (PluginRegistration::Followed, None);
             return;
         }
         let why = match &self.status {
             _ if kubelet.is_none() => "it is not there".to_owned(),
             PluginRegistration::Refused(_) => return,
             PluginRegistration::Waiting(why) => why.clone(),
-            PluginRegistration::Followed | PluginRegistration::Superseded => NOT_TRIED.to_owned(),
+            PluginRegistration::Followed => NOT_TRIED.to_owned(),
         };
         self.status = PluginRegistration::Waiting(why);
         self.waiting_since.get_or_insert(now);
@@ -211,7 +193,7 @@ mod tests {
 
         /// How long it waits until it registers at a socket.
         fn wait(&self, number: u64) -> Option<Duration> {
-            let due = self.state.due(Some(socket(number)), false, self.now);
+            let due = self.state.due(Some(socket(number)), self.now);
             due.map(|at| at.saturating_duration_since(self.now))
         }
 
@@ -225,14 +207,14 @@ mod tests {
         }
 
         fn lists(&mut self, number: u64, lists: usize) {
-            self.state.observe(Some(socket(number)), lists, false, self.now);
+            self.state.observe(Some(socket(number)), lists, self.now);
         }
     }
 
     #[test]
     fn there_is_one_registration_for_each_socket_and_a_new_socket_is_tried_at_once() {
         let mut scene = Scene::new();
-        assert_eq!(scene.state.due(None, false, scene.now), None);
+        assert_eq!(scene.state.due(None, scene.now), None);
         assert_eq!(scene.wait(1), NOW);
         scene.failed(1);
         assert_eq!(scene.wait(1), Some(limit::REGISTER_RETRY_MIN));
@@ -247,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_list_is_registered_again_unless_a_newer_instance_is_there() {
+    fn a_lost_list_is_registered_again() {
         let mut scene = Scene::new();
         scene.registered(1);
         assert_eq!(scene.wait(1), Some(LIST_WAIT));
@@ -255,9 +237,7 @@ mod tests {
             scene.lists(1, lists);
             assert_eq!(scene.wait(1), expected);
         }
-        let superseded = |number| scene.state.due(Some(socket(number)), true, scene.now);
-        assert_eq!(superseded(1), Some(scene.now + LIST_WAIT));
-        assert_eq!(superseded(2), Some(scene.now), "each registers with a new kubelet");
+        assert_eq!(scene.wait(2), NOW, "each registers with a new kubelet");
         scene.now += LIST_LOST;
         assert_eq!(scene.wait(1), NOW);
     }
@@ -284,24 +264,23 @@ mod tests {
     #[test]
     fn a_refusal_is_shown_until_it_is_lifted_and_waiting_begins_when_the_list_is_lost() {
         let mut scene = Scene::new();
-        let observed = |scene: &mut Scene, kubelet: Option<u64>, lists, superseded| {
+        let observed = |scene: &mut Scene, kubelet: Option<u64>, lists| {
             scene.now += Duration::from_secs(1);
-            scene.state.observe(kubelet.map(socket), lists, superseded, scene.now);
+            scene.state.observe(kubelet.map(socket), lists, scene.now);
             let away = scene.state.away_at().map(|at| (at - scene.now).as_secs());
             (scene.state.status.clone(), away)
         };
         let max = KUBELET_AWAY.as_secs();
-        assert_eq!(observed(&mut scene, Some(1), 0, false).1, Some(max));
+        assert_eq!(observed(&mut scene, Some(1), 0).1, Some(max));
         let refused = PluginRegistration::Refused("no".to_owned());
         scene.state.failed(Some(socket(1)), refused.clone(), scene.now);
-        assert_eq!(observed(&mut scene, Some(1), 0, false), (refused, None));
-        let (status, away) = observed(&mut scene, None, 0, false);
+        assert_eq!(observed(&mut scene, Some(1), 0), (refused, None));
+        let (status, away) = observed(&mut scene, None, 0);
         assert!(!status.is_settled() && away == Some(max - 2), "since the start");
         scene.registered(2);
         assert_eq!(scene.state.away_at(), Some(scene.now + KUBELET_AWAY));
-        assert_eq!(observed(&mut scene, Some(2), 1, false), (PluginRegistration::Followed, None));
-        assert_eq!(observed(&mut scene, Some(2), 0, true), (PluginRegistration::Superseded, None));
-        assert_eq!(observed(&mut scene, Some(2), 0, false).1, Some(max));
+        assert_eq!(observed(&mut scene, Some(2), 1), (PluginRegistration::Followed, None));
+        assert_eq!(observed(&mut scene, Some(2), 0).1, Some(max));
     }
 
     proptest! {

@@ -2,7 +2,6 @@
 //!
 //! A kubelet gives a second for the first and five for the other: nothing here waits for anything.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use nodedock_proto::kubelet::registration as wire;
@@ -42,14 +41,13 @@ pub struct DriverBridgeStatus {
     pub connections: u64,
     /// Why its sockets are not open, or cannot be created again.
     pub problem: Option<String>,
-    /// None: no name fits.
-    pub sockets: Option<SocketPaths>,
+    pub sockets: SocketPaths,
 }
 
 /// A driver that is offered to the kubelet: what the services on its sockets share.
 pub(in crate::bridge) struct OfferedDriver {
     pub(super) name: DriverName,
-    pub(super) paths: Option<SocketPaths>,
+    pub(super) paths: SocketPaths,
     pub(super) context: Arc<Context>,
     pub(super) health_streams: Arc<Semaphore>,
     /// To the socket of its service.
@@ -59,18 +57,13 @@ pub(in crate::bridge) struct OfferedDriver {
 
 impl OfferedDriver {
     pub(in crate::bridge) fn new(name: DriverName, context: Arc<Context>) -> Self {
-        let paths = context.directories.of_driver(&name);
-        let problem = paths.as_ref().err().map(ToString::to_string);
-        if let Some(why) = &problem {
-            context.parts.conditions.set(name.as_str(), Problem::invalid(ProblemCode::KubeletSocket, why));
-        }
-        let paths = paths.ok();
+        let paths = context.directories.of_driver(&name, context.directories.start());
         let state = Mutex::new(DriverBridgeStatus {
             driver: name.clone(),
             registration: Registration::Offered,
             is_open: false,
             connections: 0,
-            problem,
+            problem: None,
             sockets: paths.clone(),
         });
         let health_streams = Arc::new(Semaphore::new(BRIDGE_HEALTH_STREAMS_MAX));
@@ -91,9 +84,9 @@ impl OfferedDriver {
         (state.problem, state.is_open) = (problem, is_open);
     }
 
-    /// Its registration socket is a new one: a registration on the one before counts no more.
-    pub(super) fn reset_registration(&self) {
-        self.state.lock().registration = Registration::Offered;
+    /// Its registration socket is a new one, on which no kubelet has registered it, or one that outlived the process before.
+    pub(super) fn set_registration(&self, registration: Registration) {
+        self.state.lock().registration = registration;
         self.conditions().clear(ProblemCode::KubeletRefusedDriver, self.name.as_str());
     }
 
@@ -115,8 +108,7 @@ impl wire::registration_server::Registration for OfferedDriver {
             state.registration = Registration::Asked;
         }
         drop(state);
-        let endpoint = self.paths.as_ref().map_or(Path::new(""), |paths| &paths.service);
-        Ok(Response::new(convert::plugin_info(&self.name, endpoint)))
+        Ok(Response::new(convert::plugin_info(&self.name, &self.paths.service)))
     }
 
     async fn notify_registration_status(

@@ -8,6 +8,7 @@ use tonic::{Code, Request};
 
 use super::*;
 use crate::bridge::dra::service::BRIDGE_CLAIMS_MAX;
+use nodedock_base::device_plugin_sockets::socket_id;
 
 type Answers = BTreeMap<String, v1::NodePrepareResourceResponse>;
 
@@ -206,15 +207,31 @@ async fn at_the_end_calls_under_way_are_answered_and_new_ones_find_no_socket() {
 }
 
 #[tokio::test]
-async fn while_another_instance_takes_over_calls_are_to_be_retried_and_sockets_stay() {
-    let (node, running, client) = offered().await;
-    running.bridge.hold();
-    let answers = soon(prepare(&client, claims(&["one"]))).await.unwrap();
-    assert!(answers["uid-one"].error.ends_with("(handing-over)"), "{answers:?}");
-    assert!(running.bridge.claims().err().unwrap().retry_after_ms.is_some());
-    assert!(node.refusals.lock().unwrap().is_empty(), "it is not reported on the claim");
+async fn while_another_instance_takes_over_calls_wait_for_it_and_no_socket_changes() {
+    let (node, old, client) = offered().await;
+    let inodes = || [node.registration(GPU), node.service(GPU)].map(|path| socket_id(&path).unwrap());
+    let before = inodes();
+    node.driver.shut.send_replace(true);
+    let under_way = tokio::spawn(prepare(&client, claims(&["one"])));
+    assert_eq!(node.driver.call().await, "prepare a");
+    old.bridge.hold();
+    node.driver.shut.send_replace(false);
+    assert!(old.bridge.claims().err().unwrap().retry_after_ms.is_some());
+    let on_its_connection = tokio::spawn(prepare(&client, claims(&["one"])));
+    let dialled = connect(&node.service(GPU)).await.unwrap();
+    let on_a_new_one = tokio::spawn(prepare(&V1::new(dialled), claims(&["one"])));
     node.remove(GPU);
-    assert!(node.registration(GPU).exists() && node.service(GPU).exists());
-    running.drain().await;
+    node.serve(GPU);
+
+    let listeners = Listeners::of_start("start2");
+    listeners.adopt(old.bridge.0.parts.listeners.give().unwrap());
+    let new = Running::start(BridgeParts { listeners, is_alone: false, ..node.parts() });
+    for call in [under_way, on_its_connection, on_a_new_one] {
+        assert_eq!(soon(call).await.unwrap().unwrap()["uid-one"].error, "");
+    }
+    old.drain().await;
+    assert!(node.refusals.lock().unwrap().is_empty());
+    assert_eq!(inodes(), before, "for the kubelet nothing has changed");
+    new.drain().await;
     assert!(!node.registration(GPU).exists() && !node.service(GPU).exists());
 }

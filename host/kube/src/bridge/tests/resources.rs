@@ -51,10 +51,10 @@ async fn a_resource_is_registered_once_and_listed_at_each_change() {
     let node = Node::new();
     node.offer("ab");
     let kubelet = kubelet(&node).await;
-    let run = node.instance("one");
+    let run = node.start();
     listed(&kubelet, "ab").await;
     let [socket] = &sockets(&node)[..] else { panic!("one socket") };
-    assert!(socket.starts_with("nodedock-gpu-") && socket.ends_with("-one.sock"), "{socket}");
+    assert!(socket.starts_with("nodedock-gpu-") && socket.ends_with(&format!("-{START}.sock")), "{socket}");
     for letters in ["aBc", "a"] {
         node.offer(letters);
         listed(&kubelet, letters).await;
@@ -158,23 +158,28 @@ async fn that_no_kubelet_is_there_is_a_condition_for_as_long_as_a_resource_waits
     run.drain().await;
 }
 
-/// A kubelet ends the older list when the newer instance registers; up to 1.36 it takes that for the end of the newest.
+/// A kubelet up to 1.36 takes the end of the older instance's list for the end of the newest.
 #[tokio::test]
-async fn of_two_instances_the_newest_serves_and_the_older_does_not_fight() {
+async fn an_instance_that_takes_over_registers_when_the_one_before_has_ended_its_list() {
     let node = Node::new();
     node.offer("a");
     let kubelet = kubelet(&node).await;
-    let older = node.instance("one");
+    let old = node.start();
     listed(&kubelet, "a").await;
-    let newer = node.instance("two");
-    newer.registered(&PluginRegistration::Followed).await;
-    older.registered(&PluginRegistration::Superseded).await;
+    old.bridge.hold();
+    let listeners = Listeners::of_start("start2");
+    listeners.adopt(old.bridge.0.parts.listeners.give().unwrap());
+    let new = Running::start(BridgeParts { listeners, is_alone: false, ..node.parts() });
+    new.until("it is offered", |new| new.resource().is_some()).await;
+    assert_eq!(kubelet.allocate(RESOURCE, 1).await.unwrap().ids, ["p/a"], "answered by the new one");
+    old.drain().await;
+    assert_eq!(registrations(&new, "registered"), 0);
+    new.bridge.set_alone();
+    new.registered(&PluginRegistration::Followed).await;
     listed(&kubelet, "a").await;
-    assert_eq!((registrations(&older, "registered"), registrations(&newer, "registered")), (1, 1));
-    older.drain().await;
-    assert_eq!(sockets(&node).len(), 1);
-    assert_eq!(newer.resource(), Some(PluginRegistration::Followed));
-    newer.drain().await;
+    assert_eq!((registrations(&new, "registered"), sockets(&node).len()), (1, 1));
+    new.drain().await;
+    assert!(sockets(&node).is_empty());
 }
 
 #[tokio::test]

@@ -120,21 +120,56 @@ async fn a_driver_of_before_the_restart_is_offered_before_it_is_loaded() {
     assert_eq!(Registrar::dial(&node, GPU).await.info().await.name, GPU);
 }
 
+/// One of the process before had the registration of the kubelet, until that has the new one's.
 #[tokio::test]
-async fn instances_have_sockets_of_their_own_and_leave_each_others_alone() {
+async fn sockets_that_a_crash_left_go_when_the_kubelet_has_registered_the_new_ones() {
+    let node = Node::new();
+    let crashed = Listeners::of_start("crashed");
+    let paths =
+        KubeletDirectories::new(node.root(), crashed.start()).unwrap().of_driver(&name(GPU), "crashed");
+    for socket in [&paths.registration, &paths.service] {
+        std::fs::create_dir_all(socket.parent().unwrap()).unwrap();
+        drop(StdListener::bind(socket).unwrap());
+    }
+    node.offered_before("crashed");
+    let running = node.serving().await;
+    running.looked().await;
+    assert!(paths.registration.exists() && paths.service.exists());
+    let mut kubelet = Registrar::dial(&node, GPU).await;
+    kubelet.info().await;
+    kubelet.notify("").await.unwrap();
+    running.until("removed", |_| !paths.registration.exists() && !paths.service.exists()).await;
+    assert!(node.registration(GPU).exists() && node.service(GPU).exists());
+    running
+        .until("forgotten", |_| {
+            !std::fs::read_to_string(node.dir.path().join("drivers")).unwrap().contains("crashed")
+        })
+        .await;
+}
+
+/// A kubelet that has registered a driver does not do it again: its sockets are the same.
+#[tokio::test]
+async fn a_driver_whose_sockets_outlived_the_process_before_stays_registered() {
     let node = Node::new();
     node.serve(GPU);
-    let (old, new) = (node.instance("pod-1"), node.instance("pod-2"));
-    old.open(GPU).await;
-    new.open(GPU).await;
-    let of = |running: &Running| running.status(GPU).unwrap().sockets.unwrap();
-    let (of_old, of_new) = (of(&old), of(&new));
-    assert!(of_new.registration.ends_with(format!("{GPU}-pod-2-reg.sock")), "{of_new:?}");
-    assert!(of_new.service.ends_with(format!("{GPU}/dra-pod-2.sock")), "{of_new:?}");
-    assert!(of_old.registration.exists() && of_old.service.exists());
-    old.drain().await;
-    assert!(!of_old.registration.exists() && !of_old.service.exists());
-    assert!(of_new.registration.exists() && of_new.service.exists());
+    let listeners = Listeners::of_start(START);
+    let running = Running::start(BridgeParts { listeners: listeners.clone(), ..node.parts() });
+    running.open(GPU).await;
+    Registrar::dial(&node, GPU).await.notify("").await.unwrap();
+    let file = node.dir.path().join("drivers");
+    running
+        .until("stored", |_| std::fs::read_to_string(&file).unwrap().contains(r#""registered":true"#))
+        .await;
+    let sockets = inode(&node.registration(GPU));
+    let kept = listeners.give().unwrap();
+    running.drain().await;
+
+    let listeners = Listeners::of_start("start2");
+    listeners.adopt(kept);
+    let running = Running::start(BridgeParts { listeners, ..node.parts() });
+    running.open(GPU).await;
+    assert_eq!(running.status(GPU).unwrap().registration, Registration::Registered);
+    assert_eq!(inode(&node.registration(GPU)), sockets);
 }
 
 #[tokio::test]
@@ -207,24 +242,6 @@ async fn a_kubelet_that_is_not_there_yet_is_waited_for() {
     std::fs::create_dir(node.root()).unwrap();
     running.condition_goes("kubelet-folder").await;
     running.open(GPU).await;
-}
-
-#[tokio::test]
-async fn a_driver_whose_name_does_not_fit_is_named_and_the_others_are_offered() {
-    let node = Node::new();
-    let root = node.root().join("r".repeat(60 - node.root().as_os_str().len() - 1));
-    std::fs::create_dir(&root).unwrap();
-    let long = "d".repeat(50);
-    node.serve(&long);
-    node.serve("short");
-    let running = Running::start(BridgeParts { root, ..node.parts() });
-    running.open("short").await;
-    let message = running.condition_comes("kubelet-socket").await;
-    assert!(message.starts_with(&long) && message.contains("--kubelet-root"), "{message}");
-    let status = running.status(&long).unwrap();
-    assert!(!status.is_open && status.sockets.is_none() && status.problem.is_some());
-    node.remove(&long);
-    running.condition_goes("kubelet-socket").await;
 }
 
 #[tokio::test]
