@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 use tokio::sync::watch;
 
@@ -155,7 +156,7 @@ pub trait StoredDrivers: Send + Sync {
 }
 
 /// Options of a device plugin.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceOptions {
     /// `pre_start` must be called before each start of a container.
     pub pre_start_required: bool,

@@ -72,6 +72,8 @@ pub struct ManagerSettings {
     pub numa_nodes: Vec<u32>,
     /// The directory below which the node has the paths that plugins name.
     pub host_root: PathBuf,
+    /// A kubelet allocates the devices of native device plugins, and knows alone which are free: requests for them are refused here.
+    pub kubelet_allocates: bool,
 }
 
 /// What a manager is built from.

@@ -401,6 +401,7 @@ fn manager_settings(config: &Config, node: NodeFacts) -> ManagerSettings {
         // A kernel without NUMA has no such file, and one node.
         numa_nodes: nodes.and_then(|text| devices::parse_nodes(&text)).unwrap_or_else(|| vec![0]),
         host_root: "/".into(),
+        kubelet_allocates: config.kubernetes.is_some(),
     }
 }
 

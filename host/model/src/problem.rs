@@ -214,6 +214,7 @@ pub enum ProblemCode {
     RegistrationSuperseded,
     RequestChanged,
     ResourceBusy,
+    ResourceOfKubelet,
     ResourceNotValid,
     ResourceTaken,
     ResourceUnknown,

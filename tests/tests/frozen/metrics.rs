@@ -53,7 +53,7 @@ async fn in_cluster(families: &mut Families) {
     kubelet.allocate(GPU, 1).await.expect("there are two");
     let claim = ClaimRef::new(NAMESPACE, "one", &cluster.gpu_claim("one", &["gpus/gpu-0"]));
     kubelet.driver(MOCK_GPU_NAME).prepare(&[claim]).await.expect("it is prepared");
-    cluster.api.wait_until("the slices are written", |state| !state.slices(MOCK_GPU_NAME).is_empty()).await;
+    daemon.until_log("slices written").await;
     add(families, &daemon).await;
 }
 

@@ -1,11 +1,15 @@
 //! Extended resources, allocated by the kubelet's device manager.
 
+use native_device_plugin::{Device, Event, Options as PluginOptions, Plugin, Script};
+use nodedock_proto::node::v1;
+use nodedock_tests::compose;
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
 use serde_json::{Value, json};
 
 use crate::scene::{Scene, pod};
 
 const RESOURCE: &str = "example.com/gpu";
+const NIC: &str = "example.com/nic";
 const OF_A_CLASS: &str = "example.com/gpu-of-a-class";
 const GPUS: &str = "pools: [{name: gpus, count: 4, extendedResource: example.com/gpu}]\n";
 
@@ -17,7 +21,11 @@ impl Scene {
 
     /// Creates a pod whose container wants so many devices.
     async fn pod_with_devices(&self, name: &str, count: u32) {
-        let container = json!({"resources": {"limits": {RESOURCE: count.to_string()}}});
+        self.pod_with(name, RESOURCE, count).await;
+    }
+
+    async fn pod_with(&self, name: &str, resource: &str, count: u32) {
+        let container = json!({"resources": {"limits": {resource: count.to_string()}}});
         self.api.post(&self.path("pods"), &pod(&self.node, name, json!([]), container)).await.done();
     }
 
@@ -70,6 +78,52 @@ async fn devices_of_a_pool_are_allocated_kept_over_restarts_and_released() {
     let names = scene.started("all").await;
     assert_eq!(names.len(), 4, "{names:?}");
     assert_eq!(names, scene.rendered());
+    scene.assert_nothing_forbidden();
+}
+
+#[tokio::test]
+async fn a_native_device_plugin_has_every_call_of_the_kubelet() {
+    let Some(mut scene) = Scene::start_with("plugin", |options| options.flag("--supervise")).await else {
+        return;
+    };
+    let options = PluginOptions::new(NIC, &scene.daemon.state().join("device-plugins"));
+    // Prefers the last one.
+    let script = Script::ok().choose(|choice| choice.available.iter().max().cloned().into_iter().collect());
+    let options = PluginOptions { pre_start: true, ..options };
+    let plugin = Plugin::unregistered(options, script).expect("it listens");
+    plugin.list((0..3).map(|n| Device::healthy(&format!("nic-{n}"))).collect());
+    let work = async {
+        scene.kubelet.allocatable(NIC, 3).await;
+        for (pod, device) in [("one", "nic-2"), ("two", "nic-1")] {
+            scene.pod_with(pod, NIC, 1).await;
+            // After a crash the kubelet has no healthy devices for a moment.
+            scene.kubelet.repeat("allocate", &scene.node, pod, NIC).await;
+            assert_eq!(scene.ask("start", pod).await["env"]["NATIVE_DEVICES"], device);
+            let mut calls = Vec::new();
+            while !matches!(calls.last(), Some(Event::PreStart { .. })) {
+                calls.push(plugin.event().await);
+            }
+            let called = |wanted: fn(&Event) -> bool| calls.iter().filter(|call| wanted(call)).count();
+            assert_eq!(called(|call| matches!(call, Event::Preferred(_))), 1, "{calls:?}");
+            assert_eq!(called(|call| matches!(call, Event::Allocate { .. })), 1, "{calls:?}");
+            // It has to register again, and the kubelet knows its devices meanwhile.
+            scene.daemon.crash_supervised().await;
+        }
+        let container = v1::Container {
+            name: "main".to_owned(),
+            extended_resources: [(NIC.to_owned(), 1)].into(),
+            ..v1::Container::default()
+        };
+        let pod = Some(compose::pod("of-the-node-api"));
+        let request = v1::PreparePodRequest { pod, containers: vec![container], ..Default::default() };
+        let answer = scene.daemon.prepare(request).await;
+        let problem = answer.resources[0].problem.clone().expect("the kubelet alone allocates them");
+        assert_eq!(problem.code, "resource-of-kubelet", "{problem:?}");
+    };
+    tokio::select! {
+        ended = plugin.keep_registered() => panic!("the plugin ended: {ended:?}"),
+        () = work => {}
+    }
     scene.assert_nothing_forbidden();
 }
 

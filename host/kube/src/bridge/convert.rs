@@ -13,14 +13,15 @@ use tonic::Status;
 
 use super::device_plugins::{Ids, PodDevices};
 use nodedock_base::printable::{cut, one_line};
+use nodedock_core::driver::DeviceOptions;
 use nodedock_core::manager::devices::closest;
 use nodedock_model::limit::{
     ALLOCATE_CONTAINERS_MAX, HEALTH_MESSAGE_BYTES_MAX, HEALTH_TIMEOUT, PLUGIN_ANSWER_BYTES_MAX,
     PROBLEM_MESSAGE_BYTES_MAX,
 };
 use nodedock_model::{
-    ContainerAllocation, DriverName, ExtendedResource, HealthReport, HealthState, KubeletDevice,
-    PluginDevice, Problem, ProblemCode,
+    AllocationMount, AllocationNode, ContainerAllocation, DriverName, ExtendedResource, HealthReport,
+    HealthState, KubeletDevice, PluginDevice, Problem, ProblemCode,
 };
 use nodedock_model::{DraService, HealthService};
 
@@ -103,8 +104,11 @@ pub(super) fn health(list: &HealthReport, now_seconds: u64) -> health::NodeWatch
 }
 
 /// What a kubelet gets for the options of a device plugin. It ignores them in the registration and calls for them again.
-pub(super) fn options() -> plugin::DevicePluginOptions {
-    plugin::DevicePluginOptions { pre_start_required: false, get_preferred_allocation_available: true }
+pub(super) fn options(options: DeviceOptions) -> plugin::DevicePluginOptions {
+    plugin::DevicePluginOptions {
+        pre_start_required: options.pre_start_required,
+        get_preferred_allocation_available: options.preferred_allocation_available,
+    }
 }
 
 pub(super) fn list(devices: &[PluginDevice]) -> plugin::ListAndWatchResponse {
@@ -148,6 +152,28 @@ pub(super) fn container(allocation: ContainerAllocation) -> plugin::ContainerAll
     let ContainerAllocation { cdi_devices, annotations, .. } = allocation;
     let cdi_devices = cdi_devices.into_iter().map(|name| plugin::CdiDevice { name }).collect();
     plugin::ContainerAllocateResponse { cdi_devices, annotations, ..Default::default() }
+}
+
+/// A native device plugin's answer for a container, as it gave it.
+pub(super) fn container_of_plugin(allocation: ContainerAllocation) -> plugin::ContainerAllocateResponse {
+    let ContainerAllocation { env, mounts, device_nodes, annotations, cdi_devices } = allocation;
+    let mount = |mount: AllocationMount| plugin::Mount {
+        container_path: mount.container_path,
+        host_path: mount.host_path,
+        read_only: mount.read_only,
+    };
+    let node = |node: AllocationNode| plugin::DeviceSpec {
+        container_path: node.container_path,
+        host_path: node.host_path,
+        permissions: node.permissions,
+    };
+    plugin::ContainerAllocateResponse {
+        envs: env,
+        mounts: mounts.into_iter().map(mount).collect(),
+        devices: device_nodes.into_iter().map(node).collect(),
+        annotations,
+        cdi_devices: cdi_devices.into_iter().map(|name| plugin::CdiDevice { name }).collect(),
+    }
 }
 
 /// Of the available devices those that are best together.

@@ -1,4 +1,6 @@
-//! Pools with an extended-resource name as device plugins of the kubelet (`v1beta1`).
+//! Pools with an extended-resource name, and native device plugins, as device plugins of the kubelet (`v1beta1`).
+//!
+//! The kubelet's calls for a native device plugin are passed on to it (`service`). The kubelet alone allocates its devices.
 //!
 //! After a restart a resource is offered as before until its driver serves or publishes other pools, at most for five minutes; then as the
 //! device manager has it (`offers`). It registers once for each `kubelet.sock`, and again if the kubelet ends its list, unless a newer
@@ -42,7 +44,7 @@ use nodedock_model::{ChangedKind, DriverName, ExtendedResource, Problem, Problem
 pub(super) use allocate::Allocations;
 pub(super) use claim::{Ids, device_id, is_plugin_claim, split_id};
 pub(super) use in_use::PodDevices;
-pub(super) use offers::{Offers, PoolOffer};
+pub(super) use offers::{OfferSource, Offers, ResourceOffer};
 pub use registration::PluginRegistration;
 
 use controller::ResourceController;
@@ -75,7 +77,7 @@ pub(super) struct OfferedResource {
     name: ExtendedResource,
     context: Arc<Context>,
     /// As the kubelet's list has it.
-    offer: watch::Sender<Arc<PoolOffer>>,
+    offer: watch::Sender<Arc<ResourceOffer>>,
     /// How many lists the kubelet has open.
     lists: watch::Sender<usize>,
     registration: Mutex<PluginRegistration>,
@@ -188,17 +190,18 @@ impl DevicePluginController {
             observed.published.insert(driver.identity.name.clone(), resources.collect());
         }
         for view in parts.manager.capacity().resources {
-            match view.source {
-                ResourceSource::Pools(driver) => {
-                    let devices = view.devices.into_iter().map(|device| device.device).collect();
-                    let resource = view.name.clone();
-                    observed.offers.insert(view.name, PoolOffer { resource, driver, devices });
-                }
-                ResourceSource::Plugin(_) => {
+            let source = match (view.source, view.options) {
+                (ResourceSource::Pools(driver), _) => OfferSource::Driver(driver),
+                (ResourceSource::Plugin(_), Some(options)) => OfferSource::Plugin(options),
+                (ResourceSource::Plugin(_), None) => {
                     observed.of_plugins.insert(view.name);
+                    continue;
                 }
-                ResourceSource::Remembered => {}
-            }
+                (ResourceSource::Remembered, _) => continue,
+            };
+            let devices = view.devices.into_iter().map(|device| device.device).collect();
+            let resource = view.name.clone();
+            observed.offers.insert(view.name, ResourceOffer { resource, source, devices });
         }
         observed
     }
@@ -233,16 +236,17 @@ impl DevicePluginController {
 
     /// An offer as the kubelet's list has it: a device that is used elsewhere cannot be allocated, so it is not healthy. `allocated`: the
     /// devices that the kubelet's device manager allocated.
-    fn listed(&self, offer: &PoolOffer, allocated: &BTreeSet<(DriverName, String)>) -> PoolOffer {
+    fn listed(&self, offer: &ResourceOffer, allocated: &BTreeSet<(DriverName, String)>) -> ResourceOffer {
         let mut listed = offer.clone();
+        let Some(driver) = offer.source.driver() else { return listed };
         for device in &mut listed.devices {
-            let is_allocated = allocated.contains(&(offer.driver.clone(), device.id.clone()));
-            device.healthy &= is_allocated || !self.context.is_used_elsewhere(&offer.driver, &device.id);
+            let is_allocated = allocated.contains(&(driver.clone(), device.id.clone()));
+            device.healthy &= is_allocated || !self.context.is_used_elsewhere(driver, &device.id);
         }
         listed
     }
 
-    fn begin(&self, listed: Arc<PoolOffer>) -> Arc<OfferedResource> {
+    fn begin(&self, listed: Arc<ResourceOffer>) -> Arc<OfferedResource> {
         let tasks = &self.context.parts.tasks;
         let resource = Arc::new(OfferedResource {
             name: listed.resource.clone(),

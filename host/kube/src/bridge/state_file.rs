@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::device_plugins::{Offers, PoolOffer, split_id};
+use super::device_plugins::{Offers, ResourceOffer, split_id};
 use super::dra::OfferedDrivers;
 use crate::bridge::BRIDGE_DRIVERS_MAX;
 use nodedock_base::conditions::Conditions;
@@ -115,7 +115,7 @@ impl Stored for OfferedDrivers {
 struct DevicesFile {
     version: u32,
     #[serde(default)]
-    resources: Vec<PoolOffer>,
+    resources: Vec<ResourceOffer>,
 }
 
 impl Stored for Offers {
@@ -125,8 +125,8 @@ impl Stored for Offers {
     fn decode(bytes: &[u8]) -> io::Result<Self> {
         let file: DevicesFile = serde_json::from_slice(bytes)?;
         check_version(file.version)?;
-        let checked = |mut offer: PoolOffer| {
-            check(&mut offer.devices);
+        let checked = |mut offer: ResourceOffer| {
+            check(&mut offer.devices, offer.source.driver().is_some());
             (offer.resource.clone(), offer)
         };
         Ok(file.resources.into_iter().take(PLUGIN_RESOURCES_MAX).map(checked).collect())
@@ -138,10 +138,10 @@ impl Stored for Offers {
     }
 }
 
-/// Removes devices that cannot have been written here.
-fn check(devices: &mut Vec<PluginDevice>) {
+/// Removes devices that cannot have been written here. Those in pools have the name of their pool.
+fn check(devices: &mut Vec<PluginDevice>, are_pooled: bool) {
     devices.truncate(RESOURCE_DEVICES_MAX);
-    devices.retain(|device| split_id(&device.id).is_some());
+    devices.retain(|device| if are_pooled { split_id(&device.id).is_some() } else { !device.id.is_empty() });
     for PluginDevice { numa_nodes, .. } in devices.iter_mut() {
         numa_nodes.retain(|node| *node <= NUMA_NODE_ID_MAX);
         numa_nodes.sort_unstable();
@@ -193,7 +193,9 @@ mod tests {
     use nodedock_model::{DriverName, ExtendedResource};
 
     use super::*;
+    use crate::bridge::device_plugins::OfferSource;
     use crate::bridge::dra::OfferedBefore;
+    use nodedock_core::driver::DeviceOptions;
 
     const START: &str = "6f1c2d7e";
 
@@ -212,8 +214,17 @@ mod tests {
         let device = |id: &str, healthy, numa_nodes| PluginDevice { id: id.to_owned(), healthy, numa_nodes };
         let devices = vec![device("p/0", true, vec![0, 1]), device("p/1", false, vec![])];
         let resource = ExtendedResource::new("example.com/gpu").unwrap();
-        let driver = DriverName::new("gpu.example.com").unwrap();
-        Offers::from([(resource.clone(), PoolOffer { resource, driver, devices })])
+        let source = OfferSource::Driver(DriverName::new("gpu.example.com").unwrap());
+        let plugin = ResourceOffer {
+            resource: ExtendedResource::new("example.com/nic").unwrap(),
+            source: OfferSource::Plugin(DeviceOptions {
+                pre_start_required: true,
+                ..DeviceOptions::default()
+            }),
+            devices: vec![device("any id", true, vec![])],
+        };
+        let pooled = ResourceOffer { resource, source, devices };
+        [pooled, plugin].into_iter().map(|offer| (offer.resource.clone(), offer)).collect()
     }
 
     #[test]

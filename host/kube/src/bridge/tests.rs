@@ -3,6 +3,7 @@
 mod allocations;
 mod claims;
 mod health;
+mod plugins;
 mod resources;
 mod sockets;
 
@@ -124,6 +125,7 @@ impl Node {
                 resource_grace: grace,
                 numa_nodes: vec![0],
                 host_root: "/".into(),
+                kubelet_allocates: true,
             },
             changes: changes.clone(),
             conditions: conditions.clone(),

@@ -231,13 +231,16 @@ impl Reconciler {
         let is_deleted = done.0.is_empty();
         pool.done = Some(done);
         let is_idle = pool.pace.is_idle();
+        let PoolStatus { slices: count, devices, generation, .. } = status;
+        if !is_deleted {
+            self.parts.report.set(key, status);
+        }
         if is_repair {
             self.parts.report.repairs.inc();
             self.parts.node.read_again();
             tracing::info!(pool = %key, "slices written again, others had changed them");
         } else if wrote {
-            let PoolStatus { slices, devices, generation, .. } = status;
-            tracing::info!(pool = %key, slices, devices, generation, "slices written");
+            tracing::info!(pool = %key, slices = count, devices, generation, "slices written");
         }
         if is_contested {
             conditions::set_contested(&self.parts.conditions, key, &slices);
@@ -245,7 +248,7 @@ impl Reconciler {
         self.parts.conditions.clear(ProblemCode::SlicesRefused, &key.to_string());
         self.report_dropped(&key.driver);
         if !is_deleted {
-            return self.parts.report.set(key, status);
+            return;
         }
         self.parts.report.remove(key);
         if is_idle {

@@ -172,6 +172,9 @@ impl Manager {
             return self.choose_pooled(job, want, reuse, driver);
         }
         let held = job.held(want).map(|entry| &entry.devices);
+        if self.settings.kubelet_allocates && held.is_none() {
+            return Err(of_kubelet(&want.resource));
+        }
         let (ids, devices) = match choose::choose(&snapshot.stock(), want, held, reuse.devices())? {
             Step::Chosen(ids) => (ids, snapshot.offer.devices.clone()),
             Step::Open(open) => {
@@ -340,7 +343,8 @@ impl Manager {
         }
     }
 
-    fn plugin(&self, resource: &ExtendedResource) -> Option<Arc<dyn DeviceDriver>> {
+    /// The native device plugin of a resource, while it is connected.
+    pub fn plugin(&self, resource: &ExtendedResource) -> Option<Arc<dyn DeviceDriver>> {
         let state = self.devices();
         let offer = state.resources.source(resource).filter(|offer| offer.is_active())?;
         offer.plugin.as_ref().map(|(_, driver)| driver.clone())
@@ -449,6 +453,13 @@ async fn within<T>(
         Err(Problem::unavailable(ProblemCode::DriverDeadline, message).retry_after(Duration::from_secs(5)))
     };
     timeout_at(deadline, call).await.unwrap_or_else(timed_out)
+}
+
+fn of_kubelet(resource: &ExtendedResource) -> Problem {
+    let message = format!(
+        "the kubelet of this node allocates the devices of {resource}: request them in a pod of the cluster"
+    );
+    Problem::denied(ProblemCode::ResourceOfKubelet, message)
 }
 
 pub(super) fn busy(resource: &ExtendedResource) -> Problem {

@@ -48,13 +48,15 @@ pub(super) struct Offer {
     /// A plugin, and the generation of its registration.
     pub(super) plugin: Option<(u64, Arc<dyn DeviceDriver>)>,
     pub(super) devices: Listed,
+    /// The devices are those of its list: a plugin lists some time after it registered.
+    pub(super) has_listed: bool,
     /// Since when the source is gone.
     left: Option<Instant>,
 }
 
 impl Offer {
     fn new(source: ResourceSource, devices: Listed) -> Self {
-        Self { source, plugin: None, devices, left: None }
+        Self { source, plugin: None, devices, has_listed: true, left: None }
     }
 
     fn is_generation(&self, wanted: u64) -> bool {
@@ -67,7 +69,8 @@ impl Offer {
 
     /// Replaces the list. Returns whether anything changed.
     fn replace(&mut self, devices: Listed) -> bool {
-        let changed = self.left.take().is_some() || self.devices != devices;
+        let is_first = !std::mem::replace(&mut self.has_listed, true);
+        let changed = self.left.take().is_some() || self.devices != devices || is_first;
         self.devices = devices;
         changed
     }
@@ -139,7 +142,10 @@ impl Resources {
         let is_plugin = |offer: &&mut Offer| offer.plugin.is_some();
         match self.offers.get_mut(resource).and_then(|offers| offers.iter_mut().find(is_plugin)) {
             Some(offer) => (offer.source, offer.plugin, offer.left) = (source, plugin, None),
-            None => self.add(resource, Offer { plugin, ..Offer::new(source, Listed::default()) }),
+            None => {
+                let offer = Offer::new(source, Listed::default());
+                self.add(resource, Offer { plugin, has_listed: false, ..offer });
+            }
         }
         PluginId { resource: resource.clone(), generation }
     }

@@ -70,6 +70,7 @@ impl Manager {
             name: name.clone(),
             source: offer.source.clone(),
             active: offer.is_active(),
+            options: offer.plugin.as_ref().filter(|_| offer.has_listed).map(|(_, plugin)| plugin.options()),
             devices: offer.devices.values().map(|device| view(name, device)).collect(),
         });
         Capacity { resources: resources.collect(), removed: state.resources.removed().cloned().collect() }

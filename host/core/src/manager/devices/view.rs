@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::DeviceNodes;
+use crate::driver::DeviceOptions;
 use nodedock_model::{DriverName, ExtendedResource, ObjectRef, PluginDevice, Problem};
 
 /// The outcome for one resource of one container.
@@ -31,6 +32,8 @@ pub struct ResourceView {
     pub source: ResourceSource,
     /// Whether its source is connected: without it a resource stays for a grace period, with no healthy device.
     pub active: bool,
+    /// Of a device plugin that has listed its devices.
+    pub options: Option<DeviceOptions>,
     /// By id.
     pub devices: Vec<DeviceView>,
 }

@@ -141,6 +141,7 @@ impl Home {
                 pre_start_deadline: Duration::from_secs(30),
                 resource_grace: GRACE,
                 numa_nodes: vec![0, 1],
+                kubelet_allocates: false,
                 host_root: self.0.path().to_owned(),
             },
             conditions: Conditions::new(changes.clone()),

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::claim::{self, Ids, device_id};
-use super::offers::PoolOffer;
+use super::offers::ResourceOffer;
 use super::plan::{self, Existing};
 use super::{IN_USE_DEADLINE_SHORT, OfferedResource, in_use};
 use crate::bridge::claims::DeviceClaim;
@@ -40,7 +40,9 @@ pub(in crate::bridge) struct Allocations {
 /// An Allocate for one container.
 pub(super) struct Allocate {
     pub(super) resource: Arc<OfferedResource>,
-    pub(super) offer: Arc<PoolOffer>,
+    pub(super) offer: Arc<ResourceOffer>,
+    /// Has the pools of the offer.
+    pub(super) driver: DriverName,
     pub(super) ids: Ids,
     pub(super) request_id: Arc<str>,
 }
@@ -67,7 +69,7 @@ impl Allocate {
     /// Waits for a driver that does not serve yet, and retries once: its devices are listed from the start on, a kubelet sets no deadline
     /// for this call, and it rejects the pod for good if it fails.
     async fn allocate_when_served(&self) -> Result<ContainerAllocation, Problem> {
-        let (context, driver) = (self.context(), &self.offer.driver);
+        let (context, driver) = (self.context(), &self.driver);
         // Before the first attempt: a driver that begins to serve meanwhile is worth the second.
         let did_serve = context.serves(driver);
         let first = self.attempt().await;
@@ -79,7 +81,7 @@ impl Allocate {
     }
 
     async fn attempt(&self) -> Result<ContainerAllocation, Problem> {
-        let (context, driver, ids) = (self.context(), &self.offer.driver, &self.ids);
+        let (context, driver, ids) = (self.context(), &self.driver, &self.ids);
         let devices = ids.iter().map(|id| (driver.clone(), id.clone()));
         let _devices = context.allocations.locks.take(devices).await;
         let mut existing = self.existing();
@@ -110,8 +112,7 @@ impl Allocate {
 
     fn existing(&self) -> Vec<Existing> {
         let (now, admission) = (Instant::now(), self.context().parts.times.admission);
-        let claims =
-            self.context().device_claims().into_iter().filter(|claim| claim.driver == self.offer.driver);
+        let claims = self.context().device_claims().into_iter().filter(|claim| claim.driver == self.driver);
         let existing = |claim: DeviceClaim| Existing {
             is_fresh: now < claim.requested + admission,
             claim,
@@ -127,7 +128,7 @@ impl Allocate {
             listed.contains(*id) || existing.iter().any(|known| known.claim.devices.contains(*id))
         };
         let Some(unknown) = self.ids.iter().find(|id| !is_known(id)) else { return Ok(()) };
-        let (unknown, resource, driver) = (convert::shown(unknown), &self.resource.name, &self.offer.driver);
+        let (unknown, resource, driver) = (convert::shown(unknown), &self.resource.name, &self.driver);
         let message = format!("{unknown} is no device of {resource} by the driver {driver}");
         Err(Problem::not_found(ProblemCode::DeviceUnknown, message))
     }
@@ -151,7 +152,7 @@ impl Allocate {
     }
 
     async fn prepare(&self, id: ObjectRef, devices: &Ids) -> Result<PreparedForKubelet, Problem> {
-        let (context, driver, uid) = (self.context(), &self.offer.driver, id.uid.clone());
+        let (context, driver, uid) = (self.context(), &self.driver, id.uid.clone());
         // Before the call: the search for unused claims must not take it for an old one.
         context.allocations.requested.lock().insert(uid.clone(), Instant::now());
         context.allocations.begun.notify_one();

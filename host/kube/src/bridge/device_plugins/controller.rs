@@ -25,6 +25,7 @@ use nodedock_base::device_plugin_sockets::{KUBELET_SOCKET, SocketId, Sockets, so
 use nodedock_base::error::chain;
 use nodedock_base::printable::one_line;
 use nodedock_base::socket::connect;
+use nodedock_core::driver::DeviceOptions;
 use nodedock_model::{Problem, ProblemCode, limit};
 
 /// Deadline of a registration with a kubelet: it dials the plugin for 10 s, and calls it for its options meanwhile.
@@ -41,6 +42,8 @@ pub(super) struct ResourceController {
     /// In the kubelet's directory.
     sockets: watch::Receiver<Arc<Sockets>>,
     state: RegistrationState,
+    /// Those that the kubelet has.
+    registered_options: Option<DeviceOptions>,
     socket: Option<ServedSocket>,
 }
 
@@ -49,7 +52,7 @@ impl ResourceController {
         let directories = &resource.context.directories;
         let (name, state) = (directories.of_resource(&resource.name), RegistrationState::default());
         let kubelet_path = directories.device_plugins.join(KUBELET_SOCKET);
-        Self { resource, name, kubelet_path, sockets, state, socket: None }
+        Self { resource, name, kubelet_path, sockets, state, registered_options: None, socket: None }
     }
 
     /// Runs until the resource's tasks stop, which ends the lists and removes the socket. From a handover on nothing is registered.
@@ -88,8 +91,14 @@ impl ResourceController {
             // An error means that the tasks end.
             let _ = alone.wait_for(|alone| *alone).await;
         }
+        let mut offers = self.resource.offer.subscribe();
         loop {
             self.sockets.mark_unchanged();
+            offers.mark_unchanged();
+            if self.registered_options.is_some_and(|options| options != self.options()) {
+                // A kubelet asks for them when a plugin registers.
+                self.state.forget();
+            }
             let (open_lists, kubelet) = (*lists.borrow_and_update(), self.kubelet());
             let now = Instant::now();
             self.state.observe(kubelet, open_lists, now);
@@ -109,9 +118,14 @@ impl ResourceController {
                 // Whichever it was, the next round checks everything.
                 changed = self.sockets.changed() => if changed.is_err() { return },
                 changed = lists.changed() => if changed.is_err() { return },
+                changed = offers.changed() => if changed.is_err() { return },
                 Some(()) = OptionFuture::from(wake.map(tokio::time::sleep_until)) => {}
             }
         }
+    }
+
+    fn options(&self) -> DeviceOptions {
+        self.resource.offer.borrow().source.options()
     }
 
     fn kubelet(&self) -> Option<SocketId> {
@@ -122,7 +136,7 @@ impl ResourceController {
     /// kubelet that took the registration must not be called again.
     async fn register(&mut self) {
         let served = self.serve().await;
-        let kubelet = self.kubelet();
+        let (kubelet, options) = (self.kubelet(), self.options());
         let outcome = match (served, kubelet) {
             (Err(why), _) => Err(PluginRegistration::Waiting(why)),
             (Ok(()), None) => Err(PluginRegistration::Waiting("no socket is there".to_owned())),
@@ -138,6 +152,7 @@ impl ResourceController {
             Ok(kubelet) => {
                 let is_listed = *self.resource.lists.borrow() > 0;
                 self.state.registered(kubelet, is_listed, Instant::now());
+                self.registered_options = Some(options);
                 metrics.resource_registered(resource, "registered");
                 tracing::info!(%resource, socket = self.name, "registered with the kubelet");
             }
@@ -161,7 +176,7 @@ impl ResourceController {
             version: convert::DEVICE_PLUGIN_VERSION.to_owned(),
             endpoint: self.name.clone(),
             resource_name: self.resource.name.to_string(),
-            options: Some(convert::options()),
+            options: Some(convert::options(self.options())),
         };
         let client = RegistrationClient::new(channel);
         let mut client = client.max_decoding_message_size(limit::REGISTER_BYTES_MAX);

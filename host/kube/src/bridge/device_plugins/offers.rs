@@ -4,26 +4,57 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use nodedock_core::driver::DeviceOptions;
 use nodedock_model::{DriverName, ExtendedResource, PluginDevice};
 
-/// What pools of one driver offer under a resource's name.
+/// What pools of one driver, or a native device plugin, offer under a resource's name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::bridge) struct PoolOffer {
+pub(in crate::bridge) struct ResourceOffer {
     pub(in crate::bridge) resource: ExtendedResource,
-    pub(in crate::bridge) driver: DriverName,
+    #[serde(flatten)]
+    pub(in crate::bridge) source: OfferSource,
     /// By id.
     pub(in crate::bridge) devices: Vec<PluginDevice>,
 }
 
-/// By resource.
-pub(in crate::bridge) type Offers = BTreeMap<ExtendedResource, PoolOffer>;
+/// What has the devices of an offer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(in crate::bridge) enum OfferSource {
+    /// Pools of this driver.
+    Driver(DriverName),
+    /// A native device plugin, with its options.
+    Plugin(DeviceOptions),
+}
 
-/// What is known of pools with a resource's name.
+impl OfferSource {
+    /// What the kubelet is to call.
+    pub(in crate::bridge) fn options(&self) -> DeviceOptions {
+        match self {
+            Self::Driver(_) => {
+                DeviceOptions { pre_start_required: false, preferred_allocation_available: true }
+            }
+            Self::Plugin(options) => *options,
+        }
+    }
+
+    pub(in crate::bridge) fn driver(&self) -> Option<&DriverName> {
+        match self {
+            Self::Driver(driver) => Some(driver),
+            Self::Plugin(_) => None,
+        }
+    }
+}
+
+/// By resource.
+pub(in crate::bridge) type Offers = BTreeMap<ExtendedResource, ResourceOffer>;
+
+/// What is known of pools with a resource's name, and of native device plugins.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct ObservedPools {
-    /// Resources that pools of a driver have, also for a time after the driver is gone.
+    /// Resources that pools of a driver or a device plugin have, also for a time after that is gone.
     pub(super) offers: Offers,
-    /// Resources of device plugins that registered with this daemon.
+    /// Resources of device plugins that registered with this daemon and have not listed their devices yet.
     pub(super) of_plugins: BTreeSet<ExtendedResource>,
     /// Drivers that published their pools, with the resources of these.
     pub(super) published: BTreeMap<DriverName, BTreeSet<ExtendedResource>>,
@@ -37,8 +68,9 @@ pub(super) fn desired(observed: &ObservedPools, remembered: &mut Offers) -> Offe
     };
     remembered.retain(|resource, offer| {
         !observed.offers.contains_key(resource)
-            && !observed.of_plugins.contains(resource)
-            && !is_withdrawn(resource, &offer.driver)
+            && offer.source.driver().is_none_or(|driver| {
+                !observed.of_plugins.contains(resource) && !is_withdrawn(resource, driver)
+            })
     });
     let mut offers = observed.offers.clone();
     offers.extend(remembered.iter().map(|(resource, offer)| (resource.clone(), offer.clone())));
@@ -57,9 +89,10 @@ mod tests {
         DriverName::new(name).unwrap()
     }
 
-    fn offer(of: &str, ids: &[&str]) -> PoolOffer {
+    fn offer(of: &str, ids: &[&str]) -> ResourceOffer {
         let device = |id: &&str| PluginDevice { id: (*id).to_owned(), healthy: true, numa_nodes: vec![] };
-        PoolOffer { resource: resource("gpu"), driver: driver(of), devices: ids.iter().map(device).collect() }
+        let (resource, source) = (resource("gpu"), OfferSource::Driver(driver(of)));
+        ResourceOffer { resource, source, devices: ids.iter().map(device).collect() }
     }
 
     #[test]
@@ -78,6 +111,21 @@ mod tests {
         assert_eq!(desired(&there, &mut remembered), there.offers);
         assert!(remembered.is_empty(), "what was there counts no more");
         assert!(desired(&ObservedPools::default(), &mut remembered).is_empty());
+    }
+
+    #[test]
+    fn what_a_plugin_had_is_offered_until_it_lists_again() {
+        let plugin =
+            ResourceOffer { source: OfferSource::Plugin(DeviceOptions::default()), ..offer("a", &["0"]) };
+        let known = Offers::from([(resource("gpu"), plugin.clone())]);
+        let mut remembered = known.clone();
+        let registered = ObservedPools { of_plugins: [resource("gpu")].into(), ..ObservedPools::default() };
+        assert_eq!(desired(&registered, &mut remembered), known);
+        let listed = ResourceOffer { devices: Vec::new(), ..plugin };
+        let observed =
+            ObservedPools { offers: [(resource("gpu"), listed)].into(), ..ObservedPools::default() };
+        assert_eq!(desired(&observed, &mut remembered), observed.offers);
+        assert!(remembered.is_empty());
     }
 
     #[test]

@@ -97,6 +97,11 @@ impl RegistrationState {
         }
     }
 
+    /// The kubelet has to be told of the plugin again.
+    pub(super) fn forget(&mut self) {
+        self.registered = None;
+    }
+
     pub(super) fn is_registered_at(&self, kubelet: Option<SocketId>) -> bool {
         self.registered.is_some() && self.registered == kubelet
     }

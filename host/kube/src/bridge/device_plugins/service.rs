@@ -2,6 +2,7 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use nodedock_proto::kubelet::device_plugin::v1beta1 as wire;
@@ -11,10 +12,12 @@ use wire::device_plugin_server::DevicePlugin;
 
 use super::OfferedResource;
 use super::allocate::Allocate;
+use super::offers::{OfferSource, ResourceOffer};
 use crate::bridge::convert;
 use nodedock_base::grpc::{begin, status};
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{Problem, limit};
+use nodedock_core::driver::{Call, DeviceDriver};
+use nodedock_model::{Problem, ProblemCode, limit};
 
 /// Concurrent lists of one resource: a kubelet has one, or two while it registers again.
 const LISTS_AT_ONCE: usize = 16;
@@ -63,18 +66,83 @@ fn lists(open: OpenList) -> impl Stream<Item = Result<wire::ListAndWatchResponse
     })
 }
 
+fn call(request_id: &Arc<str>, deadline: Duration) -> Call {
+    Call { request_id: request_id.clone(), deadline }
+}
+
 impl DevicePluginService {
+    fn offer(&self) -> Arc<ResourceOffer> {
+        self.resource.offer.borrow().clone()
+    }
+
+    /// The native device plugin of the resource. After a restart it is offered before it has registered again: it is waited for.
+    async fn plugin(&self) -> Result<Arc<dyn DeviceDriver>, Problem> {
+        let (context, resource) = (&self.resource.context, &self.resource.name);
+        let manager = context.manager()?;
+        let mut changes = manager.device_changes();
+        let arrived = async {
+            loop {
+                match manager.plugin(resource) {
+                    Some(plugin) => return plugin,
+                    // The sender is part of the manager.
+                    None => drop(changes.changed().await),
+                }
+            }
+        };
+        let arrived = tokio::time::timeout(limit::DRIVER_WAIT, arrived).await;
+        arrived.map_err(|_| {
+            let message = format!("the device plugin of {resource} is not connected");
+            Problem::unavailable(ProblemCode::DriverUnavailable, message)
+        })
+    }
+
+    /// What the plugin prefers, for each container.
+    async fn preferred_by_plugin(
+        &self,
+        containers: &[wire::ContainerPreferredAllocationRequest],
+        request_id: &Arc<str>,
+    ) -> Result<Vec<wire::ContainerPreferredAllocationResponse>, Problem> {
+        let (plugin, mut preferred) = (self.plugin().await?, Vec::new());
+        for container in containers {
+            let wire::ContainerPreferredAllocationRequest {
+                available_device_ids: available,
+                must_include_device_ids: must_include,
+                allocation_size,
+            } = container;
+            let size = u32::try_from(*allocation_size).unwrap_or(0);
+            let call = call(request_id, limit::CLAIM_CALL_DEADLINE);
+            let device_ids = plugin.preferred_allocation(&call, available, must_include, size).await?;
+            preferred.push(wire::ContainerPreferredAllocationResponse { device_ids });
+        }
+        Ok(preferred)
+    }
+
     async fn answer(
         &self,
         request: wire::AllocateRequest,
         request_id: &Arc<str>,
     ) -> Result<wire::AllocateResponse, Problem> {
-        let offer = self.resource.offer.borrow().clone();
+        let offer = self.offer();
         let mut container_responses = Vec::new();
         for ids in convert::allocate_request(request)? {
             let (resource, offer, request_id) = (self.resource.clone(), offer.clone(), request_id.clone());
-            let allocated = Allocate { resource, offer, ids, request_id }.run().await?;
-            container_responses.push(convert::container(allocated));
+            container_responses.push(match offer.source.driver().cloned() {
+                Some(driver) => {
+                    let allocate = Allocate { resource, offer, driver, ids, request_id };
+                    convert::container(allocate.run().await?)
+                }
+                None => {
+                    let is_listed = |id: &String| offer.devices.iter().any(|device| device.id == *id);
+                    if let Some(unknown) = ids.iter().find(|id| !is_listed(id)) {
+                        let message =
+                            format!("{} is no device of {}", convert::shown(unknown), resource.name);
+                        return Err(Problem::not_found(ProblemCode::DeviceUnknown, message));
+                    }
+                    let ids: Vec<_> = ids.into_iter().collect();
+                    let call = call(&request_id, limit::CLAIM_CALL_DEADLINE);
+                    convert::container_of_plugin(self.plugin().await?.allocate(&call, &ids).await?)
+                }
+            });
         }
         Ok(wire::AllocateResponse { container_responses })
     }
@@ -89,7 +157,7 @@ impl DevicePlugin for DevicePluginService {
         request: Request<wire::Empty>,
     ) -> Answer<wire::DevicePluginOptions> {
         begin("DevicePlugin.GetDevicePluginOptions", &request);
-        Ok(Response::new(convert::options()))
+        Ok(Response::new(convert::options(self.offer().source.options())))
     }
 
     async fn list_and_watch(&self, request: Request<wire::Empty>) -> Answer<Lists> {
@@ -105,15 +173,23 @@ impl DevicePlugin for DevicePluginService {
         &self,
         request: Request<wire::PreferredAllocationRequest>,
     ) -> Answer<wire::PreferredAllocationResponse> {
-        begin("DevicePlugin.GetPreferredAllocation", &request);
+        let request_id = begin("DevicePlugin.GetPreferredAllocation", &request);
         let containers = request.into_inner().container_requests;
         if containers.len() > limit::ALLOCATE_CONTAINERS_MAX {
             let max = limit::ALLOCATE_CONTAINERS_MAX;
             return Err(Status::invalid_argument(format!("more than {max} containers at once")));
         }
-        let offer = self.resource.offer.borrow().clone();
-        let preferred = containers.iter().map(|container| convert::preferred(&offer.devices, container));
-        Ok(Response::new(wire::PreferredAllocationResponse { container_responses: preferred.collect() }))
+        let offer = self.offer();
+        let container_responses = match offer.source {
+            OfferSource::Driver(_) => {
+                containers.iter().map(|container| convert::preferred(&offer.devices, container)).collect()
+            }
+            OfferSource::Plugin(_) => {
+                let preferred = self.preferred_by_plugin(&containers, &request_id).await;
+                preferred.map_err(|problem| status(&problem))?
+            }
+        };
+        Ok(Response::new(wire::PreferredAllocationResponse { container_responses }))
     }
 
     async fn allocate(&self, request: Request<wire::AllocateRequest>) -> Answer<wire::AllocateResponse> {
@@ -128,12 +204,18 @@ impl DevicePlugin for DevicePluginService {
         })
     }
 
-    /// Not called by the options of the plugin, and harmless.
+    /// For devices in pools it is not called, by the options of the plugin, and harmless.
     async fn pre_start_container(
         &self,
         request: Request<wire::PreStartContainerRequest>,
     ) -> Answer<wire::PreStartContainerResponse> {
-        begin("DevicePlugin.PreStartContainer", &request);
+        let request_id = begin("DevicePlugin.PreStartContainer", &request);
+        if let OfferSource::Plugin(_) = self.offer().source {
+            let ids = request.into_inner().devices_ids;
+            let started =
+                async { self.plugin().await?.pre_start(&call(&request_id, limit::PRE_START), &ids).await };
+            started.await.map_err(|problem| status(&problem))?;
+        }
         Ok(Response::new(wire::PreStartContainerResponse {}))
     }
 }
