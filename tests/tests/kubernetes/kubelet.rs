@@ -278,7 +278,7 @@ impl Kubelet {
             Some(error) => Err(Failure::Refused(error.to_owned())),
             None => Ok(Done {
                 result: answer["result"].take(),
-                elapsed: Duration::from_millis(answer["ms"].as_u64().unwrap_or_default()),
+                elapsed: Duration::from_micros(answer["us"].as_u64().unwrap_or_default()),
             }),
         }
     }

@@ -14,6 +14,7 @@ mod server;
 mod slices;
 mod stand_in;
 mod stream;
+mod timing;
 
 /// How long anything is waited for. It only bounds a failure: several loops of Kubernetes have periods of seconds, and the machine may be
 /// slow.

@@ -11,7 +11,7 @@ use nodedock_proto::kubelet::registration::registration_client::RegistrationClie
 use nodedock_tests::cluster::{Cluster, NAMESPACE, options};
 use nodedock_tests::daemon::channel;
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
-use nodedock_tests::{DEADLINE, Daemon};
+use nodedock_tests::{DEADLINE, Daemon, Options};
 
 use crate::table::{Table, Times, millis};
 use crate::{CdiOnTmpfs, Size};
@@ -21,14 +21,16 @@ const BARE: &str = "kubelet: an empty prepare, nothing but the round trip";
 pub(crate) async fn run(size: Size, table: &mut Table) {
     let cluster = Cluster::start().await;
     let cdi = CdiOnTmpfs::new();
-    // What is measured is the way, not the pause between requests that a node's daemon keeps.
-    let unhurried = "kubernetes: {requestsPerSecond: 1000, requestBurst: 2000}\n";
-    let options = options(&cluster.kubeconfig()).config(unhurried);
-    let mut daemon = cluster.daemon_with(cdi.with(options)).await;
+    let mut daemon = cluster.daemon_with(cdi.with(unhurried(&cluster))).await;
     daemon.install_gpus("pools: [{name: gpus, count: 64}]\n");
     daemon.until_serving(MOCK_GPU_FILE).await;
     calls(&cluster, &daemon, size, table).await;
     restarts(&mut daemon, size, table).await;
+}
+
+/// Options of a daemon that keeps no pause between requests to the API server: what is measured is the way.
+pub(crate) fn unhurried(cluster: &Cluster) -> Options {
+    options(&cluster.kubeconfig()).config("kubernetes: {requestsPerSecond: 1000, requestBurst: 2000}\n")
 }
 
 async fn calls(cluster: &Cluster, daemon: &Daemon, size: Size, table: &mut Table) {

@@ -8,6 +8,7 @@ mod devices;
 mod kubelet;
 mod native;
 mod sandbox;
+mod seam;
 mod slices;
 mod start;
 mod store;
@@ -127,7 +128,7 @@ async fn main() -> Result<()> {
     let before = args.compare.as_deref().map_or(Ok(Vec::new()), table::read)?;
     let size = Size { spans: args.spans, ..if args.quick { QUICK } else { FULL } };
     let mut table = Table::default();
-    let sections: [(&str, Section); 10] = [
+    let sections: [(&str, Section); 11] = [
         ("store", |size, table| store::run(size, table).boxed_local()),
         ("sandbox", |size, table| sandbox::run(size, table).boxed_local()),
         ("claims", |size, table| claims::run(size, table).boxed_local()),
@@ -136,6 +137,7 @@ async fn main() -> Result<()> {
         ("containment", |size, table| containment::run(size, table).boxed_local()),
         ("swap", |size, table| swap::run(size, table).boxed_local()),
         ("kubelet", |size, table| kubelet::run(size, table).boxed_local()),
+        ("seam", |size, table| seam::run(size, table).boxed_local()),
         ("slices", |size, table| slices::run(size, table).boxed_local()),
         ("start", |size, table| start::run(size, table).boxed_local()),
     ];

@@ -64,9 +64,41 @@ impl Instance {
         self.notified.load(Ordering::SeqCst)
     }
 
-    async fn client(&self) -> Result<DraPluginClient<Channel>, Status> {
-        channel(&self.link).await.map(DraPluginClient::new)
+    /// Makes a call. If the connection ended before it was sent, it is made on the next one, as grpc-go does it.
+    async fn sent<T>(
+        &self,
+        call: impl AsyncFn(DraPluginClient<Channel>) -> Result<T, Status>,
+    ) -> Result<T, Status> {
+        loop {
+            let mut link = self.link.subscribe();
+            let answer = call(DraPluginClient::new(channel(&self.link).await?)).await;
+            match answer {
+                Err(status) if was_not_sent(&status) => {
+                    let is_over = |link: &Link| !matches!(link, Link::Ready(_));
+                    // The end of the connection may have been seen already.
+                    if is_over(&link.borrow()) || link.has_changed().unwrap_or(true) {
+                        continue;
+                    }
+                    link.changed().await.map_err(|_| status)?;
+                }
+                answer => return answer,
+            }
+        }
     }
+}
+
+/// Whether a call failed because the server had ended the connection, or the connection had ended, before the call was sent.
+fn was_not_sent(status: &Status) -> bool {
+    let mut source = std::error::Error::source(status);
+    while let Some(error) = source {
+        let is_canceled = error.downcast_ref().is_some_and(hyper::Error::is_canceled);
+        let io = error.downcast_ref::<std::io::Error>();
+        if is_canceled || io.is_some_and(|error| error.kind() == std::io::ErrorKind::NotConnected) {
+            return true;
+        }
+        source = error.source();
+    }
+    false
 }
 
 /// Checks that a plugin has the service that the kubelet calls.
@@ -250,7 +282,7 @@ impl Driver {
         const CALL: &str = "NodePrepareResources";
         let instance = self.shared.look(|state| chosen(state, &self.name))?;
         let request = v1::NodePrepareResourcesRequest { claims: named(claims) };
-        let work = async { instance.client().await?.node_prepare_resources(request).await };
+        let work = instance.sent(async |mut client| client.node_prepare_resources(request.clone()).await);
         let answer = self.call(CALL, work).await?.into_claims();
         check(CALL, claims, &answer, |one| &one.error)?;
         Ok(answer.into_iter().map(|(uid, one)| (uid, one.devices)).collect())
@@ -261,7 +293,7 @@ impl Driver {
         const CALL: &str = "NodeUnprepareResources";
         let instance = self.shared.look(|state| chosen(state, &self.name))?;
         let request = v1::NodeUnprepareResourcesRequest { claims: named(claims) };
-        let work = async { instance.client().await?.node_unprepare_resources(request).await };
+        let work = instance.sent(async |mut client| client.node_unprepare_resources(request.clone()).await);
         check(CALL, claims, &self.call(CALL, work).await?.into_claims(), |one| &one.error)
     }
 

@@ -2,16 +2,18 @@
 // prepares and unprepares claims, and writes its calls to standard output, one JSON object per line.
 //
 // The helper reads each claim from an API server before it calls the driver. Here that is a server inside this process: with --claims it
-// serves the claims of a file, otherwise every requested claim, with one device of this driver.
+// serves the claims of a file, otherwise every requested claim, with one device of this driver; with --server it is that one.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"regexp"
 	"syscall"
 
@@ -39,7 +41,10 @@ func run() error {
 	updateUID := flag.String("rolling-update-uid", "", "UID of this instance; not empty: several may run at a time")
 	failClaim := flag.String("fail-claim", "", "regular expression of the names of claims that are refused")
 	claimsFile := flag.String("claims", "", "JSON file with a list of ResourceClaims (default: each claim exists)")
+	server := flag.String("server", "", "URL of an API server to read claims from, which takes the token of the variable TOKEN")
+	serverCA := flag.String("server-ca", "", "file with the certificate of that server")
 	cdiDir := flag.String("cdi-dir", "", "directory to write a CDI spec for each claim to (default: none is written)")
+	checkpoint := flag.String("checkpoint", "", "file to store the prepared claims in, durably (default: none is written)")
 	klogFlags := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(klogFlags)
 	verbosity := flag.Int("v", 2, "verbosity of the log on standard error")
@@ -66,11 +71,18 @@ func run() error {
 	if err != nil {
 		return fmt.Errorf("start the server of claims: %w", err)
 	}
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: address})
+	config := &rest.Config{Host: address}
+	if *server != "" {
+		// Without the client's own pause between requests.
+		config = &rest.Config{Host: *server, BearerToken: os.Getenv("TOKEN"), QPS: -1}
+		config.CAFile = *serverCA
+	}
+	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err
 	}
-	plugin := &driver{name: *name, refused: refused, cdiDir: *cdiDir, fail: fail}
+	plugin := &driver{name: *name, refused: refused, cdiDir: *cdiDir, fail: fail, checkpoint: *checkpoint}
+	plugin.prepared = map[types.UID][]kubeletplugin.Device{}
 	options := []kubeletplugin.Option{
 		kubeletplugin.DriverName(*name),
 		kubeletplugin.KubeClient(client),
@@ -110,6 +122,32 @@ type driver struct {
 	refused *regexp.Regexp
 	cdiDir  string
 	fail    context.CancelCauseFunc
+	// checkpoint is the file that has what is prepared, if there is one. The helper makes one call at a time.
+	checkpoint string
+	prepared   map[types.UID][]kubeletplugin.Device
+}
+
+// store replaces the checkpoint durably, as the kubelet's checkpoint manager does, which drivers use.
+func (d *driver) store() error {
+	if d.checkpoint == "" {
+		return nil
+	}
+	text, err := json.Marshal(d.prepared)
+	if err != nil {
+		return err
+	}
+	file, err := os.CreateTemp(filepath.Dir(d.checkpoint), "checkpoint-*")
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	if _, err := file.Write(text); err != nil {
+		return err
+	}
+	if err := file.Sync(); err != nil {
+		return err
+	}
+	return os.Rename(file.Name(), d.checkpoint)
 }
 
 func (d *driver) PrepareResourceClaims(
@@ -140,7 +178,11 @@ func (d *driver) prepare(claim *resourceapi.ResourceClaim) ([]kubeletplugin.Devi
 			ShareID:      result.ShareID,
 		})
 	}
-	return devices, d.writeCDI(claim.UID, devices)
+	if err := d.writeCDI(claim.UID, devices); err != nil {
+		return nil, err
+	}
+	d.prepared[claim.UID] = devices
+	return devices, d.store()
 }
 
 func (d *driver) UnprepareResourceClaims(
@@ -148,7 +190,8 @@ func (d *driver) UnprepareResourceClaims(
 ) (map[types.UID]error, error) {
 	results := make(map[types.UID]error, len(claims))
 	for _, claim := range claims {
-		results[claim.UID] = d.removeCDI(claim.UID)
+		delete(d.prepared, claim.UID)
+		results[claim.UID] = errors.Join(d.removeCDI(claim.UID), d.store())
 	}
 	return results, nil
 }

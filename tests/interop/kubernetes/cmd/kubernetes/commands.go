@@ -27,7 +27,7 @@ func (k *managers) answer(ctx context.Context, asked command) {
 	if err == nil {
 		answer["result"], err = k.carryOut(ctx, asked, pod)
 	}
-	answer["ms"] = time.Since(began).Milliseconds()
+	answer["us"] = time.Since(began).Microseconds()
 	if err != nil {
 		answer["error"] = err.Error()
 	}
