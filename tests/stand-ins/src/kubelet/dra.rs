@@ -65,10 +65,10 @@ impl Instance {
     }
 
     /// Makes a call. If the connection ended before it was sent, it is made on the next one, as grpc-go does it.
-    async fn sent<T>(
-        &self,
-        call: impl AsyncFn(DraPluginClient<Channel>) -> Result<T, Status>,
-    ) -> Result<T, Status> {
+    async fn sent<T, F>(&self, call: impl Fn(DraPluginClient<Channel>) -> F) -> Result<T, Status>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
         loop {
             let mut link = self.link.subscribe();
             let answer = call(DraPluginClient::new(channel(&self.link).await?)).await;
@@ -282,7 +282,10 @@ impl Driver {
         const CALL: &str = "NodePrepareResources";
         let instance = self.shared.look(|state| chosen(state, &self.name))?;
         let request = v1::NodePrepareResourcesRequest { claims: named(claims) };
-        let work = instance.sent(async |mut client| client.node_prepare_resources(request.clone()).await);
+        let work = instance.sent(|mut client| {
+            let request = request.clone();
+            async move { client.node_prepare_resources(request).await }
+        });
         let answer = self.call(CALL, work).await?.into_claims();
         check(CALL, claims, &answer, |one| &one.error)?;
         Ok(answer.into_iter().map(|(uid, one)| (uid, one.devices)).collect())
@@ -293,7 +296,10 @@ impl Driver {
         const CALL: &str = "NodeUnprepareResources";
         let instance = self.shared.look(|state| chosen(state, &self.name))?;
         let request = v1::NodeUnprepareResourcesRequest { claims: named(claims) };
-        let work = instance.sent(async |mut client| client.node_unprepare_resources(request.clone()).await);
+        let work = instance.sent(|mut client| {
+            let request = request.clone();
+            async move { client.node_unprepare_resources(request).await }
+        });
         check(CALL, claims, &self.call(CALL, work).await?.into_claims(), |one| &one.error)
     }
 
