@@ -14,7 +14,7 @@ fn device(id: &str, healthy: bool, numa_nodes: &[u32]) -> DeviceView {
 }
 
 fn view(resource: &str, source: ResourceSource, devices: Vec<DeviceView>) -> ResourceView {
-    ResourceView { name: name(resource), source, active: true, devices }
+    ResourceView { name: name(resource), source, active: true, options: None, devices }
 }
 
 fn plugin() -> ResourceSource {

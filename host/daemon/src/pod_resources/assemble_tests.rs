@@ -208,6 +208,7 @@ fn healthy_devices_can_be_allocated_whether_or_not_they_are() {
         name: ExtendedResource::new(name).unwrap(),
         source: ResourceSource::Remembered,
         active: true,
+        options: None,
         devices,
     };
     let (nic, gpu) = ("example.com/nic", "example.com/gpu");
