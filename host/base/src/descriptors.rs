@@ -16,7 +16,7 @@ use tokio::net::UnixStream;
 
 /// File descriptors with one line. The kernel takes 253.
 pub const DESCRIPTORS_MAX: usize = 64;
-/// Bytes of a line, and what is read at once.
+/// Bytes of a line.
 pub const LINE_BYTES_MAX: usize = 16 << 10;
 
 /// Sends bytes with descriptors, and returns how many bytes were sent; the descriptors go with the first of them.

@@ -48,6 +48,8 @@ struct State {
 struct Kept {
     listener: OwnedFd,
     id: SocketId,
+    /// Of the listener, where it is stored.
+    name: String,
 }
 
 /// A socket that was opened.
@@ -123,6 +125,11 @@ impl Listeners {
         matches!(self.0.store, FdStore::Systemd)
     }
 
+    /// Whether a socket is kept, and its file is the same.
+    pub fn has(&self, path: &Path) -> bool {
+        self.0.state.lock().kept.get(path).is_some_and(|kept| socket_id(path) == Some(kept.id))
+    }
+
     /// Listens on a path, as `socket::bind` does, or goes on listening.
     pub async fn open(&self, path: &Path) -> Result<Opened, BindError> {
         self.open_by(path, &path.with_extension("sock.new")).await
@@ -136,11 +143,10 @@ impl Listeners {
         }
         let listener = bind_by(path, temporary).await?;
         let id = socket_id(path).ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
-        let kept = Kept { listener: listener.as_fd().try_clone_to_owned().map_err(failed)?, id };
-        self.0.store.keep(&name(&self.start(), path, id), kept.listener.as_fd());
-        let mut state = self.0.state.lock();
-        state.given = false;
-        state.kept.insert(path.to_owned(), kept);
+        let name = name(&self.start(), path, id);
+        let kept = Kept { listener: listener.as_fd().try_clone_to_owned().map_err(failed)?, id, name };
+        self.0.store.keep(&kept.name, kept.listener.as_fd());
+        self.0.state.lock().kept.insert(path.to_owned(), kept);
         Ok(Opened { listener, id, adopted: false })
     }
 
@@ -148,15 +154,13 @@ impl Listeners {
         let mut state = self.0.state.lock();
         let Some(kept) = state.kept.get(path) else { return Ok(None) };
         if socket_id(path) != Some(kept.id) {
-            let gone = kept.id;
+            self.0.store.drop(&kept.name);
             state.kept.remove(path);
-            self.0.store.drop(&name(&state.start, path, gone));
             return Ok(None);
         }
         let listener = std::os::unix::net::UnixListener::from(kept.listener.try_clone()?);
         listener.set_nonblocking(true)?;
         let id = kept.id;
-        state.given = false;
         Ok(Some(Opened { listener: UnixListener::from_std(listener)?, id, adopted: true }))
     }
 
@@ -166,9 +170,9 @@ impl Listeners {
         if state.given {
             return;
         }
-        if state.kept.get(path).is_some_and(|kept| kept.id == id) {
+        if let Some(kept) = state.kept.get(path).filter(|kept| kept.id == id) {
+            self.0.store.drop(&kept.name);
             state.kept.remove(path);
-            self.0.store.drop(&name(&state.start, path, id));
         }
         if socket_id(path) == Some(id)
             && let Err(error) = std::fs::remove_file(path)
@@ -181,11 +185,13 @@ impl Listeners {
     pub fn give(&self) -> io::Result<Vec<(String, OwnedFd)>> {
         let mut state = self.0.state.lock();
         state.given = true;
-        let given = state
-            .kept
-            .iter()
-            .map(|(path, kept)| Ok((name(&state.start, path, kept.id), kept.listener.try_clone()?)));
+        let given = state.kept.values().map(|kept| Ok((kept.name.clone(), kept.listener.try_clone()?)));
         given.collect()
+    }
+
+    /// This instance serves again: what was given is its own.
+    pub fn take_back(&self) {
+        self.0.state.lock().given = false;
     }
 
     /// Takes what the process or the instance before has given. A socket whose file is gone or another is dropped.
@@ -202,7 +208,7 @@ impl Listeners {
             };
             state.start = start;
             self.0.store.keep(&text, listener.as_fd());
-            state.kept.insert(path, Kept { listener, id });
+            state.kept.insert(path, Kept { listener, id, name: text });
         }
     }
 }
@@ -283,14 +289,17 @@ fn nanoseconds(id: SocketId) -> u128 {
     id.made.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos()
 }
 
+/// Whether a text can be the name of a process start.
+pub fn is_start(text: &str) -> bool {
+    (1..=START_BYTES_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
+}
+
 /// Parses the name of a listener: its process start, path, inode and time.
 fn parse(name: &str) -> Option<(String, PathBuf, (u64, u128))> {
     let mut parts = name.splitn(4, ' ');
     let (start, inode, made) = (parts.next()?, parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
     let path = parts.next()?;
-    let is_start = (1..=START_BYTES_MAX).contains(&start.len())
-        && start.bytes().all(|byte| byte.is_ascii_alphanumeric());
-    (is_start && path.starts_with('/')).then(|| (start.to_owned(), path.into(), (inode, made)))
+    (is_start(start) && path.starts_with('/')).then(|| (start.to_owned(), path.into(), (inode, made)))
 }
 
 fn random_start() -> String {
@@ -380,6 +389,7 @@ mod tests {
         let given = listeners.give().unwrap();
         listeners.remove(&path, id);
         assert!(path.exists());
+        listeners.take_back();
         assert!(listeners.open(&path).await.unwrap().adopted, "this instance serves again");
         listeners.remove(&path, id);
         assert!(!path.exists());

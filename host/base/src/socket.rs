@@ -52,6 +52,14 @@ pub async fn bind_by(path: &Path, temporary: &Path) -> Result<UnixListener, Bind
     Ok(listener)
 }
 
+/// Removes a socket, whatever process has it open. A file that is not a socket stays.
+pub fn remove(path: &Path) -> Result<(), BindError> {
+    use std::os::unix::fs::FileTypeExt;
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    let removed = if is_socket { std::fs::remove_file(path) } else { Ok(()) };
+    removed.map_err(|source| BindError::Io { path: path.to_owned(), source })
+}
+
 /// Fails if a process listens on `path`, or if the file is not a socket.
 pub async fn refuse_occupied(path: &Path) -> Result<(), BindError> {
     use std::os::unix::fs::FileTypeExt;

@@ -7,6 +7,7 @@ mod state;
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -68,6 +69,8 @@ pub struct Start {
     pub listeners: Listeners,
     /// Of a daemon with a parent process (`nodedock run --supervise`).
     pub restarts: Option<Restarts>,
+    /// The last crash was reported.
+    pub is_reported: AtomicBool,
 }
 
 /// Runs the daemon until SIGTERM or SIGINT, then drains it.
@@ -209,6 +212,13 @@ impl Daemon {
 impl Sockets {
     async fn bind(config: &Config, listeners: &Listeners) -> Result<Self> {
         let paths = &config.paths;
+        // An instance has the lock by now: another one, or its parent, may still have the sockets open, and does not accept.
+        let open = async |path: &Path| {
+            if config.instance.is_some() && !listeners.has(path) {
+                socket::remove(path)?;
+            }
+            listeners.open(path).await.map(|opened| opened.listener)
+        };
         let admin_address = match config.admin_address {
             Some(address) => {
                 let listener = TcpListener::bind(address).await;
@@ -217,8 +227,8 @@ impl Sockets {
             None => None,
         };
         Ok(Self {
-            node_api: listeners.open(&paths.socket).await?.listener,
-            pod_resources: listeners.open(&paths.pod_resources).await?.listener,
+            node_api: open(&paths.socket).await?,
+            pod_resources: open(&paths.pod_resources).await?,
             admin: socket::bind(&paths.admin).await?,
             admin_address,
             // Plugins that see this socket register at once, so it comes last.
@@ -294,7 +304,9 @@ impl Built {
         let Self { config, node, started_ms, changes, checkpoint, tasks, .. } = self;
         let (registry, conditions) = (self.wasm.registry.clone(), self.wasm.conditions.clone());
         let (paths, intake, drivers) = (&config.paths, &tasks.intake, &tasks.drivers);
-        if let Some(restarts) = start.restarts.clone().filter(|restarts| restarts.count > 0) {
+        if let Some(restarts) = start.restarts.clone().filter(|restarts| restarts.count > 0)
+            && !start.is_reported.swap(true, Ordering::Relaxed)
+        {
             intake.spawn_until_stopped("crash-report", report_crash(restarts, conditions.clone()));
         }
         let subject = paths.checkpoint.to_string_lossy().into_owned();
@@ -374,7 +386,7 @@ impl Built {
 async fn report_crash(restarts: Restarts, conditions: Conditions) {
     let Restarts { count, last } = restarts;
     let message =
-        format!("the daemon crashed and was started again, {count} times since its parent started: {last}");
+        format!("the daemon crashed and was started again ({count} since its parent started): {last}");
     let code = ProblemCode::DaemonCrashed;
     conditions.set("daemon", Problem::unavailable(code, message));
     tokio::time::sleep(CRASH_REPORTED).await;

@@ -199,7 +199,8 @@ fn run(location: &Location, args: RunArgs) -> Result<()> {
     let boot_id = args.boot_id.map_or_else(app::boot_id, Ok)?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start a runtime")?;
-    let outcome = runtime.block_on(app::run(config, app::Start { boot_id, listeners, restarts }));
+    let outcome = runtime
+        .block_on(app::run(config, app::Start { boot_id, listeners, restarts, is_reported: false.into() }));
     // A file system call of a driver that hangs must not keep the process.
     runtime.shutdown_timeout(Duration::from_secs(1));
     outcome

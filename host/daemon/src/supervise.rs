@@ -34,7 +34,7 @@ const RESTART_DELAYS: [Duration; 5] = [
 /// A daemon that has served for so long begins a new series.
 const STEADY: Duration = Duration::from_secs(60);
 
-/// Listeners that are kept: a daemon has two for each driver, and one for each extended resource.
+/// Listeners that are kept: a daemon has two for each driver, one for each extended resource, and two of its own.
 const KEPT_MAX: usize = 8192;
 
 /// Runs the daemon with the arguments of this process until it is stopped. Returns its exit code.
@@ -91,8 +91,13 @@ struct Ended {
 impl Parent {
     async fn run_daemon(&mut self) -> Result<Ended> {
         let (near, far) = StdStream::pair().context("make a socket for the daemon")?;
-        let mut command = Command::new("/proc/self/exe");
-        command.args(std::env::args_os().skip(1)).env(KEPT_BY_PARENT, "1").stdin(OwnedFd::from(far));
+        // The very program that runs, whatever its file is by now.
+        let (mut command, mut args) = (Command::new("/proc/self/exe"), std::env::args_os());
+        command
+            .arg0(args.next().unwrap_or_default())
+            .args(args)
+            .env(KEPT_BY_PARENT, "1")
+            .stdin(OwnedFd::from(far));
         // A terminal's signals come by way of this process, and once.
         let child = command.process_group(0).spawn().context("start the daemon")?;
         drop(command);
@@ -108,8 +113,7 @@ impl Parent {
         loop {
             tokio::select! {
                 line = receive_line(&socket, &mut received), if is_open => match line {
-                    Ok(Some(line)) if line == "ready" => ready = ready.or(Some(Instant::now())),
-                    Ok(Some(line)) => self.take(&line, &mut received),
+                    Ok(Some(line)) => self.process(&line, &mut received, &mut ready),
                     Ok(None) => is_open = false,
                     Err(error) => {
                         tracing::warn!(error = chain(&error), "the daemon's listeners are not kept any more");
@@ -118,6 +122,12 @@ impl Parent {
                 },
                 _ = self.ended.recv() => {
                     if let Some(status) = reap(daemon) {
+                        // What it sent last.
+                        while received.read(socket.as_fd()).is_ok_and(|read| read > 0) {
+                            while let Ok(Some(line)) = received.line() {
+                                self.process(&line, &mut received, &mut ready);
+                            }
+                        }
                         return Ok(Ended { status, ready, is_stopping });
                     }
                 }
@@ -138,9 +148,11 @@ impl Parent {
         send_line(socket, &format!("start {} {}", self.crashes.total, self.last), &[]).await
     }
 
-    /// Keeps or drops a listener.
-    fn take(&mut self, line: &str, received: &mut Received) {
-        if let Some(name) = line.strip_prefix("drop ") {
+    /// Keeps or drops a listener, or notes that the daemon serves.
+    fn process(&mut self, line: &str, received: &mut Received, ready: &mut Option<Instant>) {
+        if line == "ready" {
+            ready.get_or_insert_with(Instant::now);
+        } else if let Some(name) = line.strip_prefix("drop ") {
             self.kept.remove(name);
         } else if let Some(name) = line.strip_prefix("keep ")
             && let Some(listener) = received.descriptors(1).ok().and_then(|mut sent| sent.pop())

@@ -158,7 +158,7 @@ impl Bridge {
             return Err(PathError::OwnDirectory(parts.own_registry));
         }
         Ok(Self(Arc::new(Context {
-            handover: Handover { changing: parts.tasks.child(), tasks: parts.tasks.clone() },
+            handover: Handover::new(parts.tasks.clone()),
             alone: watch::Sender::new(parts.is_alone),
             parts,
             directories,
@@ -181,7 +181,7 @@ impl Bridge {
     /// Hands over to another instance: calls are forwarded to it, and all sockets stay as they are until the tasks stop, whatever becomes
     /// of their drivers here.
     pub fn hold(&self) {
-        self.0.handover.changing.stop();
+        self.0.handover.begin();
     }
 
     /// The instance before has ended its lists: those of the kubelet are this one's from now on.

@@ -68,7 +68,6 @@ pub(super) async fn run(config: Config, start: Start, instance: Uid, signals: Si
     })?;
     tasks.spawn_until_stopped("instance-probes", admin::serve_front(front.clone(), listener, tasks.clone()));
     let root = SharedRoot { paths: config.paths.clone(), instance };
-    start.listeners.ready();
     let mut instance = Instance { config, start, root, front, signals };
     let serving = async {
         while instance.serve_once().await?.is_continue() {}
@@ -89,6 +88,7 @@ impl Instance {
             acquired = acquire(&self.root, &self.start.listeners, &self.front) => acquired?,
         };
         self.front.stand_by("it starts");
+        self.start.listeners.take_back();
         let daemon = Daemon::start(self.config.clone(), &self.start, previous.is_none()).await?;
         self.root.remove_abandoned_sockets().await;
         let mut requests = HandoverListener::open(&self.root).await?;
@@ -138,7 +138,12 @@ impl Instance {
             () = self.signals.received() => None,
             serves = reported => Some(serves),
         };
-        kubelet_sockets.drain().await;
+        if serves == Some(false) {
+            // The calls that were forwarded wait in the sockets' backlog: they are answered when this instance serves again.
+            tokio::spawn(async move { kubelet_sockets.drain().await });
+        } else {
+            kubelet_sockets.drain().await;
+        }
         // A successor that is gone needs no message.
         let _ = successor.connection.send(&Message::Ended).await;
         let instance = &successor.instance;

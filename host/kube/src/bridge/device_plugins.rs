@@ -3,8 +3,8 @@
 //! The kubelet's calls for a native device plugin are passed on to it (`service`). The kubelet alone allocates its devices.
 //!
 //! After a restart a resource is offered as before until its driver serves or publishes other pools, at most for five minutes; then as the
-//! device manager has it (`offers`). It registers once for each `kubelet.sock`, and again if the kubelet ends its list, unless a newer
-//! instance is there (`registration`, `controller`).
+//! device manager has it (`offers`). It registers once for each `kubelet.sock`, and again if the kubelet ends its list
+//! (`registration`, `controller`).
 //!
 //! The kubelet allocates devices without naming the container. Each Allocate is a claim, named by its driver, resource and devices:
 //! `requested → prepared → in a pod → in no pod → released` (`allocate`, `claim`). An earlier claim with the requested devices serves again
@@ -38,8 +38,8 @@ use super::state_file::StateFile;
 use nodedock_base::changes::Changes;
 use nodedock_base::device_plugin_sockets::{self, Sockets};
 use nodedock_base::tasks::Tasks;
-use nodedock_core::manager::devices::ResourceSource;
-use nodedock_model::{ChangedKind, DriverName, ExtendedResource, Problem, ProblemCode, limit};
+use nodedock_core::manager::devices::{DeviceView, ResourceSource};
+use nodedock_model::{ChangedKind, DriverName, ExtendedResource, PluginDevice, Problem, ProblemCode, limit};
 
 pub(super) use allocate::Allocations;
 pub(super) use claim::{Ids, device_id, is_plugin_claim, split_id};
@@ -199,7 +199,12 @@ impl DevicePluginController {
                 }
                 (ResourceSource::Remembered, _) => continue,
             };
-            let devices = view.devices.into_iter().map(|device| device.device).collect();
+            let is_plugin = matches!(source, OfferSource::Plugin(_));
+            let devices = view.devices.into_iter().map(|DeviceView { device, pods }| {
+                // Of a native plugin, a pod of the node API may have it since before the kubelet was given the resource.
+                PluginDevice { healthy: device.healthy && (!is_plugin || pods.is_empty()), ..device }
+            });
+            let devices = devices.collect();
             let resource = view.name.clone();
             observed.offers.insert(view.name, ResourceOffer { resource, source, devices });
         }

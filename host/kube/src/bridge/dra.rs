@@ -35,7 +35,6 @@ use super::{BRIDGE_LOOK_PERIOD, BRIDGE_RETRY_MAX, Context, SocketPaths};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::device_plugin_sockets::socket_id;
 use nodedock_base::error::chain;
-use nodedock_base::socket::refuse_occupied;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::limit::{DRAIN, REGISTER_BYTES_MAX};
 use nodedock_model::{DriverName, Problem, ProblemCode};
@@ -130,7 +129,7 @@ impl DriverController {
             }
         }
         *context.drivers.lock() = self.sockets.values().map(|sockets| sockets.driver.clone()).collect();
-        self.remove_stale().await;
+        self.remove_stale();
         let now = offered.into_iter().map(|driver| {
             let sockets = self.sockets.get(&driver);
             let registered = sockets.is_some_and(DriverSockets::is_registered);
@@ -144,7 +143,7 @@ impl DriverController {
     }
 
     /// Removes sockets of earlier starts as soon as the kubelet has registered this one's: it calls the newest that is connected.
-    async fn remove_stale(&mut self) {
+    fn remove_stale(&mut self) {
         let context = &self.context;
         let is_late = Instant::now() >= context.started + STALE_WAIT;
         for (driver, before) in &mut self.before {
@@ -156,19 +155,19 @@ impl DriverController {
             }
             for start in std::mem::take(&mut before.starts) {
                 if start != context.directories.start() {
-                    remove_dead(&context.directories.of_driver(driver, &start)).await;
+                    remove_sockets(&context.directories.of_driver(driver, &start));
                 }
             }
         }
     }
 }
 
-/// Removes sockets on which no process listens.
-async fn remove_dead(paths: &SocketPaths) {
+/// Removes sockets of another start. A process that still has them open, such as an instance that stands by, does not accept.
+fn remove_sockets(paths: &SocketPaths) {
     for path in [&paths.registration, &paths.service] {
-        if socket_id(path).is_some() && refuse_occupied(path).await.is_ok() {
+        if socket_id(path).is_some() {
             tracing::info!(socket = %path.display(), "removed: a process that ended has left it");
-            // Whatever the reason, the socket is dead.
+            // It may be gone by now.
             let _ = std::fs::remove_file(path);
         }
     }

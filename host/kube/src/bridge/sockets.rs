@@ -5,13 +5,14 @@
 //! touched; nor is a socket removed that is not the very one that was created here.
 //!
 //! While another instance takes over, no connection is accepted: those that clients make wait for that instance. Calls on the connections
-//! that are open are forwarded to it (`Forward`), by a connection to the same socket.
+//! that are open are forwarded to it (`Forwarding`), by a connection to the same socket.
 
 use std::convert::Infallible;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use futures::future::BoxFuture;
@@ -42,8 +43,8 @@ const BRIDGE_STREAMS_MAX: u32 = 512;
 /// Methods that answer until the connection ends: these are not forwarded, and end with this instance's sockets.
 const STREAMS: [&str; 3] = ["ListAndWatch", "NodeWatchResources", "WatchResources"];
 
-/// Bytes of a request: the limit of gRPC itself.
-const REQUEST_BYTES_MAX: usize = 4 << 20;
+/// Bytes of a request: the limit of gRPC itself, and the five before its message.
+const REQUEST_BYTES_MAX: usize = (4 << 20) + 5;
 
 /// As a kubelet creates its directories.
 const DIRECTORY_MODE: u32 = 0o750;
@@ -86,13 +87,22 @@ impl Connections {
 pub(super) struct Handover {
     /// Stopped when it begins.
     pub(super) changing: Tasks,
-    /// Stopped when it has ended, or when this instance stops without a successor.
-    pub(super) tasks: Tasks,
+    /// It has begun. Calls that still come are forwarded, also while the connections end.
+    is_under_way: Arc<AtomicBool>,
 }
 
 impl Handover {
+    pub(super) fn new(tasks: Tasks) -> Self {
+        Self { changing: tasks.child(), is_under_way: Arc::default() }
+    }
+
+    pub(super) fn begin(&self) {
+        self.is_under_way.store(true, Ordering::SeqCst);
+        self.changing.stop();
+    }
+
     pub(super) fn is_under_way(&self) -> bool {
-        self.changing.is_stopping() && !self.tasks.is_stopping()
+        self.is_under_way.load(Ordering::SeqCst)
     }
 }
 
@@ -298,7 +308,7 @@ mod tests {
 
     async fn open(path: &Path) -> Result<ServedSocket, SocketError> {
         let (listeners, tasks) = (Listeners::of_start("start1"), Tasks::new());
-        let handover = Handover { changing: tasks.child(), tasks: tasks.clone() };
+        let handover = Handover::new(tasks.clone());
         ServedSocket::open("test", path, Routes::default(), Vec::new(), (&listeners, &handover), tasks).await
     }
 

@@ -13,7 +13,7 @@ use super::dra::OfferedDrivers;
 use crate::bridge::BRIDGE_DRIVERS_MAX;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::file;
-use nodedock_base::listeners::START_BYTES_MAX;
+use nodedock_base::listeners::is_start;
 use nodedock_model::limit::{NUMA_NODE_ID_MAX, PLUGIN_RESOURCES_MAX, RESOURCE_DEVICES_MAX};
 use nodedock_model::{PluginDevice, Problem, ProblemCode};
 
@@ -95,12 +95,8 @@ impl Stored for OfferedDrivers {
     fn decode(bytes: &[u8]) -> io::Result<Self> {
         let file: DriversFile = serde_json::from_slice(bytes)?;
         check_version(file.version)?;
-        let is_start = |start: &String| {
-            (1..=START_BYTES_MAX).contains(&start.len())
-                && start.bytes().all(|byte| byte.is_ascii_alphanumeric())
-        };
         let mut drivers = file.drivers;
-        drivers.values_mut().for_each(|before| before.starts.retain(is_start));
+        drivers.values_mut().for_each(|before| before.starts.retain(|start| is_start(start)));
         Ok(drivers)
     }
 

@@ -34,8 +34,8 @@ pub(crate) fn unhurried(cluster: &Cluster) -> Options {
 }
 
 async fn calls(cluster: &Cluster, daemon: &Daemon, size: Size, table: &mut Table) {
-    let socket =
-        only_file(&daemon.kubelet().join("plugins").join(MOCK_GPU_NAME)).expect("the driver is offered");
+    let socket = files(&daemon.kubelet().join("plugins").join(MOCK_GPU_NAME)).pop();
+    let socket = socket.expect("the driver is offered");
     let mut client = DraPluginClient::new(channel(socket));
     let uid = cluster.gpu_claim("bench", &["gpus/gpu-0"]);
     let claim = || Claim { namespace: NAMESPACE.into(), uid: uid.clone(), name: "bench".into() };
@@ -94,20 +94,20 @@ pub(crate) async fn end(daemon: &mut Daemon, crash: bool) {
     }
 }
 
-/// The driver's sockets have another name after each start.
-fn only_file(directory: &Path) -> Option<PathBuf> {
-    let mut files = std::fs::read_dir(directory).ok()?.flatten().map(|entry| entry.path());
-    files.next().filter(|_| files.next().is_none())
+/// The driver's sockets have another name after each start, and those of a process that was killed are still there.
+fn files(directory: &Path) -> Vec<PathBuf> {
+    std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
 async fn until_answer(directory: &Path, started: Instant) -> f64 {
     let answer = async {
         loop {
             tokio::task::yield_now().await;
-            let Some(socket) = only_file(directory) else { continue };
-            let mut client = RegistrationClient::new(channel(socket));
-            if client.get_info(InfoRequest {}).await.is_ok() {
-                return millis(started.elapsed());
+            for socket in files(directory) {
+                let mut client = RegistrationClient::new(channel(socket));
+                if client.get_info(InfoRequest {}).await.is_ok() {
+                    return millis(started.elapsed());
+                }
             }
         }
     };

@@ -74,6 +74,21 @@ async fn an_older_instance_serves_again_when_the_newer_crashes_and_gives_way_whe
     assert!(ready.code == Some(1) && ready.stdout.contains(NEW), "{ready:?}");
 }
 
+/// The older one still has the sockets of the node API open, and does not accept on them.
+#[tokio::test]
+async fn a_newer_instance_that_is_back_before_the_older_one_serves_again_takes_precedence() {
+    let cluster = Cluster::start().await;
+    let old = cluster.daemon_with(instance(&cluster, OLD)).await;
+    let mut new = old.beside(instance(&cluster, NEW)).await;
+    for _ in 0..3 {
+        new.kill9().await;
+        new.run().await;
+        new.until_conditions(&[]).await;
+    }
+    let ready = new.cli(&["probe", "ready", "--instance-uid", OLD]).await;
+    assert!(ready.code == Some(1) && ready.stdout.contains("stands by"), "{ready:?}");
+}
+
 #[tokio::test]
 async fn a_daemon_without_an_instance_is_refused_beside_one_and_so_is_the_same_instance() {
     let cluster = Cluster::start().await;

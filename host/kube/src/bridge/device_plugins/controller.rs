@@ -19,8 +19,8 @@ use wire::registration_client::RegistrationClient;
 use super::OfferedResource;
 use super::registration::{PluginRegistration, RegistrationState};
 use super::service::DevicePluginService;
-use crate::bridge::convert;
 use crate::bridge::sockets::ServedSocket;
+use crate::bridge::{BRIDGE_LOOK_PERIOD, convert};
 use nodedock_base::device_plugin_sockets::{KUBELET_SOCKET, SocketId, Sockets, socket_id};
 use nodedock_base::error::chain;
 use nodedock_base::printable::one_line;
@@ -84,12 +84,16 @@ impl ResourceController {
         let mut lists = self.resource.lists.subscribe();
         // The instance before still has the kubelet's list, and forwards what the kubelet calls to this socket.
         let mut alone = self.resource.context.alone.subscribe();
-        if !*alone.borrow() {
-            if let Err(why) = self.serve().await {
+        while !*alone.borrow_and_update() {
+            let served = self.serve().await;
+            if let Err(why) = &served {
                 tracing::warn!(resource = %self.resource.name, why, "the instance before cannot forward calls");
             }
-            // An error means that the tasks end.
-            let _ = alone.wait_for(|alone| *alone).await;
+            tokio::select! {
+                // An error means that the tasks end.
+                _ = alone.changed() => {}
+                () = tokio::time::sleep(BRIDGE_LOOK_PERIOD), if served.is_err() => {}
+            }
         }
         let mut offers = self.resource.offer.subscribe();
         loop {
@@ -155,6 +159,7 @@ impl ResourceController {
                 self.registered_options = Some(options);
                 metrics.resource_registered(resource, "registered");
                 tracing::info!(%resource, socket = self.name, "registered with the kubelet");
+                self.remove_stale();
             }
             Err(status) => {
                 if let PluginRegistration::Refused(_) = status {
@@ -164,6 +169,20 @@ impl ResourceController {
             }
         }
         self.publish_status();
+    }
+
+    /// Removes sockets of the resource that earlier starts have left.
+    fn remove_stale(&self) {
+        let Some((of_resource, _)) = self.name.rsplit_once('-') else { return };
+        let names = self.sockets.borrow().keys().cloned().collect::<Vec<_>>();
+        let is_other = |name: &String| {
+            *name != self.name && name.rsplit_once('-').is_some_and(|(before, _)| before == of_resource)
+        };
+        for name in names.into_iter().filter(is_other) {
+            tracing::info!(socket = name, "removed: a process that ended has left it");
+            // It may be gone by now.
+            let _ = std::fs::remove_file(self.kubelet_path.with_file_name(name));
+        }
     }
 
     async fn call(&self, kubelet: SocketId) -> Result<(), PluginRegistration> {
