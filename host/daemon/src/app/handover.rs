@@ -24,12 +24,11 @@ use anyhow::{Context, Result};
 
 use self::message::{Connection, Message, Peer};
 use self::serving::HandoverListener;
-use self::shared_root::{Lease, SharedRoot};
+use self::shared_root::SharedRoot;
 use super::{Daemon, KubeletSockets, Signals, Start};
 use crate::admin::{self, Front};
 use crate::config::Config;
 use nodedock_base::error::chain;
-use nodedock_base::listeners::Listeners;
 use nodedock_base::socket;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{Uid, limit};
@@ -85,7 +84,7 @@ impl Instance {
         let (lease, mut previous) = tokio::select! {
             // Nothing is begun yet.
             () = self.signals.received() => return Ok(ControlFlow::Break(())),
-            acquired = acquire(&self.root, &self.start.listeners, &self.front) => acquired?,
+            acquired = waiting::acquire(&self.root, &self.start.listeners, |state| self.front.stand_by(&state)) => acquired?,
         };
         self.front.stand_by("it starts");
         self.start.listeners.take_back();
@@ -164,10 +163,6 @@ impl Instance {
             () = ended => ControlFlow::Continue(()),
         }
     }
-}
-
-async fn acquire(root: &SharedRoot, listeners: &Listeners, front: &Front) -> Result<(Lease, Option<Peer>)> {
-    waiting::acquire(root, listeners, |state| front.stand_by(&state)).await
 }
 
 /// Says that this instance serves, and waits until the other has ended its connections, or itself.
