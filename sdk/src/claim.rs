@@ -1,4 +1,4 @@
-//! Claims: allocated devices, their configs, and prepared claims.
+//! Claims: allocated devices, their parameters, and prepared claims.
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -59,9 +59,9 @@ fn base_request(request: &str) -> &str {
     request.split_once('/').map_or(request, |(base, _)| base)
 }
 
-/// Source of an [`OpaqueConfig`].
+/// Source of an [`OpaqueParameters`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ConfigSource {
+pub enum ParametersSource {
     /// The DeviceClass, written by an administrator.
     DeviceClass,
     /// The claim, written by a user. Takes precedence over the class.
@@ -70,27 +70,55 @@ pub enum ConfigSource {
 
 /// Parameters for this driver from a DeviceClass or a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OpaqueConfig {
+pub struct OpaqueParameters {
     /// Source of the parameters.
-    pub source: ConfigSource,
-    /// Requests to which the config applies; empty means all.
+    pub source: ParametersSource,
+    /// Requests to which the parameters apply; empty means all.
     pub requests: Vec<String>,
     /// JSON.
     pub parameters: String,
 }
 
-impl OpaqueConfig {
-    /// Returns whether the config applies to this request: it names no request, the request, or the request without its subrequest.
+impl OpaqueParameters {
+    /// Returns whether the parameters apply to this request: they name no request, the request, or the request without its subrequest.
     pub fn applies_to(&self, request: &str) -> bool {
         let base = base_request(request);
         self.requests.is_empty() || self.requests.iter().any(|named| named == request || named == base)
     }
 }
 
+/// A consumer that a claim is reserved for: a pod, if `resource` is `pods`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Consumer {
+    /// API group; empty for pods.
+    pub api_group: String,
+    /// Plural, in lower case.
+    pub resource: String,
+    /// Namespace of the consumer.
+    pub namespace: String,
+    /// Name of the consumer.
+    pub name: String,
+    /// UID of the consumer.
+    pub uid: String,
+}
+
+impl Consumer {
+    /// Creates a pod.
+    pub fn pod(namespace: impl Into<String>, name: impl Into<String>, uid: impl Into<String>) -> Self {
+        Consumer {
+            api_group: String::new(),
+            resource: "pods".into(),
+            namespace: namespace.into(),
+            name: name.into(),
+            uid: uid.into(),
+        }
+    }
+}
+
 /// A claim with the devices that were allocated to it from this driver.
 ///
 /// ```
-/// use nodedock_sdk::{Claim, ConfigSource};
+/// use nodedock_sdk::{Claim, ParametersSource};
 ///
 /// #[derive(Debug, PartialEq, serde::Deserialize)]
 /// struct Brightness {
@@ -99,10 +127,10 @@ impl OpaqueConfig {
 ///
 /// let claim = Claim::new("default", "lamp", "uid-1")
 ///     .device("front", "leds", "led-0")
-///     .config_entry(ConfigSource::DeviceClass, [], r#"{"percent": 20}"#)
-///     .config_entry(ConfigSource::Claim, ["front"], r#"{"percent": 80}"#);
-/// assert_eq!(claim.config::<Brightness>("front")?, Some(Brightness { percent: 80 }));
-/// assert_eq!(claim.config::<Brightness>("back")?, Some(Brightness { percent: 20 }));
+///     .with_parameters(ParametersSource::DeviceClass, [], r#"{"percent": 20}"#)
+///     .with_parameters(ParametersSource::Claim, ["front"], r#"{"percent": 80}"#);
+/// assert_eq!(claim.parse_parameters::<Brightness>("front")?, Some(Brightness { percent: 80 }));
+/// assert_eq!(claim.parse_parameters::<Brightness>("back")?, Some(Brightness { percent: 20 }));
 /// # Ok::<(), nodedock_sdk::Problem>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -111,10 +139,15 @@ pub struct Claim {
     pub id: ClaimRef,
     /// Devices of this driver that are allocated to the claim.
     pub devices: Vec<AllocatedDevice>,
-    /// Configs for this driver only. Later entries take precedence; those of the claim come after those of the class.
-    pub configs: Vec<OpaqueConfig>,
+    /// Parameters for this driver only. Later entries take precedence; those of the claim come after those of the class.
+    pub parameters: Vec<OpaqueParameters>,
+    /// Consumers when the call began. They change while the claim is prepared: use them for logs and statuses only.
+    pub reserved_for: Vec<Consumer>,
     /// Annotations that the host adds, such as facts about the pod.
     pub annotations: Vec<(String, String)>,
+    /// What the driver saved last with [`Progress::save`](crate::Progress::save) in a prepare of this claim that did not succeed; empty if
+    /// there is none.
+    pub progress: Vec<u8>,
 }
 
 impl Claim {
@@ -144,23 +177,23 @@ impl Claim {
 
     /// Adds opaque parameters (JSON) for these requests; no requests means all.
     #[must_use]
-    pub fn config_entry<const N: usize>(
+    pub fn with_parameters<const N: usize>(
         mut self,
-        source: ConfigSource,
+        source: ParametersSource,
         requests: [&str; N],
         parameters: impl Into<String>,
     ) -> Self {
         let requests = requests.into_iter().map(str::to_owned).collect();
-        self.configs.push(OpaqueConfig { source, requests, parameters: parameters.into() });
+        self.parameters.push(OpaqueParameters { source, requests, parameters: parameters.into() });
         self
     }
 
-    /// Returns the configs for a request in ascending precedence: those of the class, then those of the claim, each in their original
+    /// Returns the parameters for a request in ascending precedence: those of the class, then those of the claim, each in their original
     /// order.
-    pub fn configs_for(&self, request: &str) -> Vec<&OpaqueConfig> {
-        let mut configs: Vec<_> = self.configs.iter().filter(|config| config.applies_to(request)).collect();
-        configs.sort_by_key(|config| config.source);
-        configs
+    pub fn parameters_for(&self, request: &str) -> Vec<&OpaqueParameters> {
+        let mut entries: Vec<_> = self.parameters.iter().filter(|entry| entry.applies_to(request)).collect();
+        entries.sort_by_key(|entry| entry.source);
+        entries
     }
 
     /// Returns the parameters for a request: the entry with the highest precedence, as a whole. `None` without any entry.
@@ -168,8 +201,8 @@ impl Claim {
     /// # Errors
     ///
     /// `invalid`, code `bad-parameters`, if these parameters do not parse as `T`.
-    pub fn config<T: DeserializeOwned>(&self, request: &str) -> Result<Option<T>, Problem> {
-        self.configs_for(request).last().map(|config| self.parse(request, &config.parameters)).transpose()
+    pub fn parse_parameters<T: DeserializeOwned>(&self, request: &str) -> Result<Option<T>, Problem> {
+        self.parameters_for(request).last().map(|entry| self.parse(request, &entry.parameters)).transpose()
     }
 
     /// Returns the parameters for a request, merged field by field (RFC 7396: null removes), so that a claim can override a single
@@ -178,16 +211,26 @@ impl Claim {
     /// # Errors
     ///
     /// `invalid`, code `bad-parameters`, if any of them is not JSON or the result does not parse as `T`.
-    pub fn config_merged<T: DeserializeOwned>(&self, request: &str) -> Result<Option<T>, Problem> {
-        let configs = self.configs_for(request);
-        if configs.is_empty() {
+    pub fn merge_parameters<T: DeserializeOwned>(&self, request: &str) -> Result<Option<T>, Problem> {
+        let entries = self.parameters_for(request);
+        if entries.is_empty() {
             return Ok(None);
         }
         let mut merged = Value::Null;
-        for config in configs {
-            json::merge(&mut merged, self.parse(request, &config.parameters)?);
+        for entry in entries {
+            json::merge(&mut merged, self.parse(request, &entry.parameters)?);
         }
         self.parse(request, &merged.to_string()).map(Some)
+    }
+
+    /// Parses the progress as the type that the driver passed to [`Progress::save_json`](crate::Progress::save_json); `None` if it is
+    /// empty.
+    ///
+    /// # Errors
+    ///
+    /// `internal`, code `bad-progress`, if it does not parse. Keep types of progress compatible.
+    pub fn progress<T: DeserializeOwned>(&self) -> Result<Option<T>, Problem> {
+        parse_bytes("progress", &self.id.uid, &self.progress)
     }
 
     fn parse<T: DeserializeOwned>(&self, request: &str, text: &str) -> Result<T, Problem> {
@@ -195,21 +238,23 @@ impl Claim {
     }
 }
 
-/// A claim that this driver has prepared on this node.
+/// A claim that this driver has prepared on this node, or may have begun to prepare.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct LiveClaim {
+pub struct ClaimRecord {
     /// The claim as it was prepared.
     pub claim: Claim,
-    /// The [`Prepared::memo`](crate::Prepared::memo) of the driver's prepare.
+    /// Whether a prepare succeeded. If not, one runs now, waits for its turn, failed, or was interrupted.
+    pub prepared: bool,
+    /// The [`Prepared::memo`](crate::Prepared::memo) of the last prepare that succeeded; empty if none did.
     pub memo: Vec<u8>,
-    /// Version of the driver that prepared it.
+    /// Version of the driver that prepared it, or else that was called last.
     pub driver_version: String,
-    /// Boot of the node in which the claim was prepared. If it differs from the context's, no kernel state (a virtual function, a
+    /// Boot of the node in which the driver was called. If it differs from the context's, no kernel state (a virtual function, a
     /// partition, a module parameter) is as the driver left it.
     pub boot_id: String,
 }
 
-impl LiveClaim {
+impl ClaimRecord {
     /// Parses the memo as the type that the driver passed to [`Prepared::with_memo`](crate::Prepared::with_memo); `None` if it is empty.
     ///
     /// # Errors
@@ -217,14 +262,19 @@ impl LiveClaim {
     /// `internal`, code `bad-memo`, if it does not parse, for example because an earlier version of the driver wrote another type. Keep
     /// memo types compatible.
     pub fn memo<T: DeserializeOwned>(&self) -> Result<Option<T>, Problem> {
-        if self.memo.is_empty() {
-            return Ok(None);
-        }
-        serde_json::from_slice(&self.memo).map(Some).map_err(|error| {
-            let message = format!("memo of claim {}: {error}", self.claim.id.uid);
-            Problem::internal("bad-memo", message).with_detail("driver-version", self.driver_version.clone())
-        })
+        let memo = parse_bytes("memo", &self.claim.id.uid, &self.memo);
+        memo.map_err(|problem| problem.with_detail("driver-version", self.driver_version.clone()))
     }
+}
+
+/// Parses what a driver saved; `None` if that is nothing.
+fn parse_bytes<T: DeserializeOwned>(what: &str, uid: &str, bytes: &[u8]) -> Result<Option<T>, Problem> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    serde_json::from_slice(bytes)
+        .map(Some)
+        .map_err(|error| Problem::internal(format!("bad-{what}"), format!("{what} of claim {uid}: {error}")))
 }
 
 #[cfg(test)]
@@ -252,56 +302,52 @@ mod tests {
 
     #[test]
     fn the_claim_wins_over_the_class_in_whatever_order_they_come() {
-        let claim = claim().config_entry(ConfigSource::Claim, [], r#"{"mode": "claim"}"#).config_entry(
-            ConfigSource::DeviceClass,
-            [],
-            r#"{"mode": "class"}"#,
-        );
-        assert_eq!(claim.config("any").unwrap(), parameters("claim", 0));
+        let claim = claim()
+            .with_parameters(ParametersSource::Claim, [], r#"{"mode": "claim"}"#)
+            .with_parameters(ParametersSource::DeviceClass, [], r#"{"mode": "class"}"#);
+        assert_eq!(claim.parse_parameters("any").unwrap(), parameters("claim", 0));
     }
 
     #[test]
     fn the_later_of_one_source_wins() {
-        let claim = claim().config_entry(ConfigSource::Claim, [], r#"{"mode": "one"}"#).config_entry(
-            ConfigSource::Claim,
-            [],
-            r#"{"mode": "two"}"#,
-        );
-        assert_eq!(claim.config("any").unwrap(), parameters("two", 0));
+        let claim = claim()
+            .with_parameters(ParametersSource::Claim, [], r#"{"mode": "one"}"#)
+            .with_parameters(ParametersSource::Claim, [], r#"{"mode": "two"}"#);
+        assert_eq!(claim.parse_parameters("any").unwrap(), parameters("two", 0));
     }
 
     #[test]
     fn a_config_for_a_request_covers_its_subrequests_and_no_other_request() {
-        let claim = claim().config_entry(ConfigSource::Claim, ["gpu"], r#"{"mode": "x"}"#);
-        assert_eq!(claim.config("gpu").unwrap(), parameters("x", 0));
-        assert_eq!(claim.config("gpu/small").unwrap(), parameters("x", 0));
-        assert_eq!(claim.config::<Parameters>("gpu2").unwrap(), None);
+        let claim = claim().with_parameters(ParametersSource::Claim, ["gpu"], r#"{"mode": "x"}"#);
+        assert_eq!(claim.parse_parameters("gpu").unwrap(), parameters("x", 0));
+        assert_eq!(claim.parse_parameters("gpu/small").unwrap(), parameters("x", 0));
+        assert_eq!(claim.parse_parameters::<Parameters>("gpu2").unwrap(), None);
     }
 
     #[test]
     fn a_config_for_a_subrequest_does_not_cover_its_siblings() {
-        let claim = claim().config_entry(ConfigSource::Claim, ["gpu/small"], r#"{"mode": "x"}"#);
-        assert_eq!(claim.config("gpu/small").unwrap(), parameters("x", 0));
-        assert_eq!(claim.config::<Parameters>("gpu/large").unwrap(), None);
-        assert_eq!(claim.config::<Parameters>("gpu").unwrap(), None);
+        let claim = claim().with_parameters(ParametersSource::Claim, ["gpu/small"], r#"{"mode": "x"}"#);
+        assert_eq!(claim.parse_parameters("gpu/small").unwrap(), parameters("x", 0));
+        assert_eq!(claim.parse_parameters::<Parameters>("gpu/large").unwrap(), None);
+        assert_eq!(claim.parse_parameters::<Parameters>("gpu").unwrap(), None);
     }
 
     #[test]
-    fn merged_configs_keep_the_fields_of_the_class_that_the_claim_does_not_name() {
+    fn merged_parameters_keep_the_fields_of_the_class_that_the_claim_does_not_name() {
         let claim = claim()
-            .config_entry(ConfigSource::DeviceClass, [], r#"{"mode": "class", "depth": 4}"#)
-            .config_entry(ConfigSource::Claim, [], r#"{"mode": "claim"}"#);
-        assert_eq!(claim.config_merged("any").unwrap(), parameters("claim", 4));
-        assert_eq!(claim.config("any").unwrap(), parameters("claim", 0));
-        assert_eq!(super::Claim::default().config_merged::<Parameters>("any").unwrap(), None);
+            .with_parameters(ParametersSource::DeviceClass, [], r#"{"mode": "class", "depth": 4}"#)
+            .with_parameters(ParametersSource::Claim, [], r#"{"mode": "claim"}"#);
+        assert_eq!(claim.merge_parameters("any").unwrap(), parameters("claim", 4));
+        assert_eq!(claim.parse_parameters("any").unwrap(), parameters("claim", 0));
+        assert_eq!(super::Claim::default().merge_parameters::<Parameters>("any").unwrap(), None);
     }
 
     #[test]
     fn bad_parameters_name_the_request_and_the_field() {
-        let claim = claim().config_entry(ConfigSource::Claim, [], r#"{"moed": 1}"#);
+        let claim = claim().with_parameters(ParametersSource::Claim, [], r#"{"moed": 1}"#);
         for problem in [
-            claim.config::<Parameters>("gpu").unwrap_err(),
-            claim.config_merged::<Parameters>("gpu").unwrap_err(),
+            claim.parse_parameters::<Parameters>("gpu").unwrap_err(),
+            claim.merge_parameters::<Parameters>("gpu").unwrap_err(),
         ] {
             assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Invalid, "bad-parameters"));
             assert!(problem.message.contains("\"gpu\"") && problem.message.contains("moed"), "{problem}");
@@ -310,7 +356,7 @@ mod tests {
 
     #[test]
     fn a_memo_comes_back_as_its_type_or_as_a_problem() {
-        let mut live = LiveClaim::default();
+        let mut live = ClaimRecord::default();
         assert_eq!(live.memo::<Parameters>(), Ok(None));
         live.memo = br#"{"mode": "x", "depth": 1}"#.to_vec();
         assert_eq!(live.memo::<Parameters>().unwrap(), parameters("x", 1));
@@ -324,5 +370,15 @@ mod tests {
         device.consumed.push(Counter { name: "memory".into(), value: "4Gi".into() });
         assert_eq!((device.consumed("memory"), device.consumed("cores")), (Some("4Gi"), None));
         assert_eq!(device.base_request(), "gpu");
+    }
+
+    #[test]
+    fn progress_is_parsed_and_what_is_none_is_a_problem_that_names_the_claim() {
+        let with = |progress: &[u8]| Claim { progress: progress.to_vec(), ..Claim::new("n", "c", "u") };
+        assert_eq!(with(b"").progress::<Vec<u32>>(), Ok(None));
+        assert_eq!(with(b"[1]").progress(), Ok(Some(vec![1])));
+        let problem = with(b"{}").progress::<Vec<u32>>().unwrap_err();
+        assert_eq!(problem.code, "bad-progress");
+        assert!(problem.message.starts_with("progress of claim u: "), "{problem}");
     }
 }

@@ -1,7 +1,8 @@
 //! The traits that a driver implements.
 
 use crate::{
-    Claim, Context, DeviceHealth, DriverInfo, Host, Inventory, LiveClaim, Prepared, Problem, Trigger,
+    Additions, Claim, ClaimRecord, Context, DeviceHealth, DriverInfo, Host, Inventory, Prepared, Problem,
+    Trigger,
 };
 
 /// Outcomes of a batch by UID of the claim, in any order.
@@ -36,7 +37,7 @@ pub trait Driver {
     /// # Errors
     ///
     /// The problem; the claim stays and the host retries.
-    fn unprepare(host: &Host, ctx: &Context, claim: &LiveClaim) -> Result<(), Problem> {
+    fn unprepare(host: &Host, ctx: &Context, claim: &ClaimRecord) -> Result<(), Problem> {
         let _ = (host, ctx, claim);
         Ok(())
     }
@@ -47,7 +48,7 @@ pub trait Driver {
     }
 
     /// Unprepares several claims. The default calls [`unprepare`](Driver::unprepare) for one after the other.
-    fn unprepare_batch(host: &Host, ctx: &Context, claims: &[LiveClaim]) -> Outcomes<()> {
+    fn unprepare_batch(host: &Host, ctx: &Context, claims: &[ClaimRecord]) -> Outcomes<()> {
         claims.iter().map(|live| (live.claim.id.uid.clone(), Self::unprepare(host, ctx, live))).collect()
     }
 }
@@ -93,4 +94,14 @@ pub trait Health: Driver {
     ///
     /// Any problem; after a while the host sets the health of all devices to unknown.
     fn check(host: &Host, ctx: &Context) -> Result<Vec<DeviceHealth>, Problem>;
+}
+
+/// Optional: what the scheduler should know about devices beyond the inventory. Name it in [`export_driver!`](crate::export_driver).
+pub trait Scheduling: Driver {
+    /// Returns what to add to an inventory that [`discover`](Driver::discover) has just returned.
+    ///
+    /// # Errors
+    ///
+    /// Any problem; the host then publishes nothing new, and shows the problem.
+    fn schedule(host: &Host, ctx: &Context, inventory: &Inventory) -> Result<Additions, Problem>;
 }

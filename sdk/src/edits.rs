@@ -22,6 +22,47 @@ impl NodeKind {
     }
 }
 
+/// Rights of a container on a device node: at least one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeAccess {
+    /// The container may read.
+    pub read: bool,
+    /// The container may write.
+    pub write: bool,
+    /// The container may create the node by mknod(2).
+    pub mknod: bool,
+}
+
+impl NodeAccess {
+    /// Reading only.
+    pub const READ: Self = NodeAccess { read: true, write: false, mknod: false };
+    /// Reading and writing.
+    pub const READ_WRITE: Self = NodeAccess { read: true, write: true, mknod: false };
+    /// Reading, writing and creating the node.
+    pub const ALL: Self = NodeAccess { read: true, write: true, mknod: true };
+}
+
+impl std::str::FromStr for NodeAccess {
+    type Err = String;
+
+    /// Parses CDI's notation: at least one of the letters `r`, `w` and `m`, each at most once.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut access = NodeAccess::default();
+        for letter in text.chars() {
+            let right = match letter {
+                'r' => &mut access.read,
+                'w' => &mut access.write,
+                'm' => &mut access.mknod,
+                _ => return Err(format!("{text:?} is not a subset of rwm")),
+            };
+            if std::mem::replace(right, true) {
+                return Err(format!("{text:?} has {letter} twice"));
+            }
+        }
+        if text.is_empty() { Err("no right of rwm".to_owned()) } else { Ok(access) }
+    }
+}
+
 /// A device node in the container. The host fills in kind, major and minor from the node, and refuses values that differ from the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceNode {
@@ -35,8 +76,8 @@ pub struct DeviceNode {
     pub major: Option<u32>,
     /// `None`: the host takes it from the node.
     pub minor: Option<u32>,
-    /// Subset of `rwm`: read, write, mknod.
-    pub permissions: String,
+    /// Rights of the container on the node.
+    pub access: NodeAccess,
     /// File mode of the node in the container.
     pub file_mode: Option<u32>,
     /// User ID of the owner in the container.
@@ -54,7 +95,7 @@ impl DeviceNode {
             kind: None,
             major: None,
             minor: None,
-            permissions: "rw".into(),
+            access: NodeAccess::READ_WRITE,
             file_mode: None,
             uid: None,
             gid: None,
@@ -68,10 +109,10 @@ impl DeviceNode {
         self
     }
 
-    /// Sets the permissions, a subset of `rwm`.
+    /// Sets the rights of the container on the node.
     #[must_use]
-    pub fn permissions(mut self, permissions: impl Into<String>) -> Self {
-        self.permissions = permissions.into();
+    pub fn access(mut self, access: NodeAccess) -> Self {
+        self.access = access;
         self
     }
 }
@@ -131,11 +172,28 @@ pub struct NetDevice {
     pub container_interface: String,
 }
 
+/// When the runtime runs a hook (OCI runtime specification).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HookStage {
+    /// `prestart`, which the specification deprecates.
+    Prestart,
+    /// `createRuntime`.
+    CreateRuntime,
+    /// `createContainer`.
+    CreateContainer,
+    /// `startContainer`.
+    StartContainer,
+    /// `poststart`.
+    Poststart,
+    /// `poststop`.
+    Poststop,
+}
+
 /// Program of the node that the container runtime runs as root. The host refuses it unless the grant has this exact path.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hook {
-    /// `prestart`, `createRuntime`, `createContainer`, `startContainer`, `poststart`, `poststop`.
-    pub stage: String,
+    /// When the runtime runs it.
+    pub stage: HookStage,
     /// Path of the program; absolute.
     pub path: String,
     /// Arguments, beginning with the program's name.
@@ -161,17 +219,17 @@ pub struct IntelRdt {
 /// the node before it uses any.
 ///
 /// ```
-/// use nodedock_sdk::{DeviceNode, Edits, Mount};
+/// use nodedock_sdk::{ContainerEdits, DeviceNode, Mount, NodeAccess};
 ///
-/// let edits = Edits::new()
+/// let edits = ContainerEdits::new()
 ///     .env("GPU_0", "uuid")
 ///     .device_node("/dev/dri/card0")
-///     .device_node(DeviceNode::new("/dev/dri/renderD128").permissions("r"))
+///     .device_node(DeviceNode::new("/dev/dri/renderD128").access(NodeAccess::READ))
 ///     .mount(Mount::read_only("/opt/gpu/lib", "/usr/lib/gpu"));
 /// assert_eq!(edits.device_nodes.len(), 2);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Edits {
+pub struct ContainerEdits {
     /// Environment variables.
     pub env: Vec<(String, String)>,
     /// Device nodes.
@@ -188,7 +246,7 @@ pub struct Edits {
     pub intel_rdt: Option<IntelRdt>,
 }
 
-impl Edits {
+impl ContainerEdits {
     /// Creates edits without any change.
     pub fn new() -> Self {
         Self::default()
@@ -249,10 +307,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn rights_are_read_from_their_letters() {
+        assert_eq!("rw".parse(), Ok(NodeAccess::READ_WRITE));
+        assert_eq!("mr".parse(), Ok(NodeAccess { mknod: true, ..NodeAccess::READ }));
+        for bad in ["", "x", "rr", "r w"] {
+            bad.parse::<NodeAccess>().unwrap_err();
+        }
+    }
+
+    #[test]
     fn a_path_alone_is_a_node_to_read_and_write() {
-        let edits = Edits::new().device_node("/dev/fuse").device_node(String::from("/dev/kvm"));
+        let edits = ContainerEdits::new().device_node("/dev/fuse").device_node(String::from("/dev/kvm"));
         assert_eq!(edits.device_nodes[0], DeviceNode::new("/dev/fuse"));
-        assert_eq!(edits.device_nodes[1].permissions, "rw");
+        assert_eq!(edits.device_nodes[1].access, NodeAccess::READ_WRITE);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use crate::testing::FakeHost as Backend;
 #[cfg(target_family = "wasm")]
 use crate::wasm::Imports as Backend;
-use crate::{LiveClaim, NodeKind, Problem, ProblemKind};
+use crate::{ClaimRecord, NodeKind, Problem, ProblemKind};
 
 /// Handle to the host. On the node its methods call the host; in tests they call a [`FakeHost`](crate::testing::FakeHost), whose
 /// `fake.host()` creates the handle.
@@ -38,9 +38,29 @@ impl Host {
         DeviceNodes(&self.backend)
     }
 
+    /// Returns access to files of the node outside `/sys` and `/dev`.
+    pub fn host_files(&self) -> HostFiles<'_> {
+        HostFiles(&self.backend)
+    }
+
+    /// Returns the binding of PCI functions to kernel drivers.
+    pub fn pci_driver(&self) -> PciDriver<'_> {
+        PciDriver(&self.backend)
+    }
+
+    /// Returns the network interfaces of the node.
+    pub fn net_interfaces(&self) -> NetInterfaces<'_> {
+        NetInterfaces(&self.backend)
+    }
+
     /// Returns access to the prepared claims of this driver.
-    pub fn ledger(&self) -> Ledger<'_> {
-        Ledger(&self.backend)
+    pub fn prepared_claims(&self) -> PreparedClaims<'_> {
+        PreparedClaims(&self.backend)
+    }
+
+    /// Returns the saving of progress in the middle of a prepare.
+    pub fn progress(&self) -> Progress<'_> {
+        Progress(&self.backend)
     }
 }
 
@@ -148,18 +168,22 @@ impl Sysfs<'_> {
     ///
     /// # Errors
     ///
-    /// As for `read`, except for `not-found` and `unavailable`.
+    /// As for `read`, except for `not-found` and `io-error`.
     pub fn find(&self, path: &str) -> Result<Option<String>, Problem> {
         present(self.read(path))
     }
 
-    /// Like [`read_link`](Sysfs::read_link), with `None` for a link that does not exist.
+    /// Like [`read_link`](Sysfs::read_link), with `None` for a link that does not exist, for what is no link, and for a link that leads
+    /// out of `/sys`: recorded machines have such, kernels do not.
     ///
     /// # Errors
     ///
-    /// As for `read_link`, except for `not-found` and `unavailable`.
+    /// As for `read_link`, except for these, `not-found` and `io-error`.
     pub fn find_link(&self, path: &str) -> Result<Option<String>, Problem> {
-        present(self.read_link(path))
+        match self.read_link(path) {
+            Err(problem) if matches!(problem.code.as_str(), "not-a-link" | "outside-sysfs") => Ok(None),
+            found => present(found),
+        }
     }
 
     /// Like [`find`](Sysfs::find), parsed as `T`, such as a number; also `None` for content that does not parse.
@@ -185,7 +209,7 @@ impl Sysfs<'_> {
 fn present<T>(result: Result<T, Problem>) -> Result<Option<T>, Problem> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(problem) if matches!(problem.kind, ProblemKind::NotFound | ProblemKind::Unavailable) => Ok(None),
+        Err(problem) if problem.kind == ProblemKind::NotFound || problem.code == "io-error" => Ok(None),
         Err(problem) => Err(problem),
     }
 }
@@ -236,24 +260,223 @@ impl DeviceNodes<'_> {
     }
 }
 
-/// The prepared claims of this driver on this node, from the host's checkpoint.
-#[derive(Clone, Copy, Debug)]
-pub struct Ledger<'a>(&'a Backend);
+/// Kind of a file of the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    /// Regular file.
+    Regular,
+    /// Directory.
+    Directory,
+}
 
-impl Ledger<'_> {
-    /// Returns all of them; a result of more than 4 MiB ends the call.
-    pub fn claims(&self) -> Vec<LiveClaim> {
-        self.0.ledger_claims()
+/// Metadata of a file or directory of the node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileInfo {
+    /// Path as given.
+    pub path: String,
+    /// Path without links.
+    pub real_path: String,
+    /// Kind of the file.
+    pub kind: FileKind,
+    /// In bytes; 0 for files of `/proc`.
+    pub size: u64,
+}
+
+/// Files of the node outside `/sys` and `/dev`, granted by globs, within the host's ceiling: `/proc/driver`, `/usr/lib*`, `/opt` and a
+/// few more. Paths are absolute. Only files that root owns and everyone may read.
+///
+/// All methods fail with `denied` for a path without a grant or beyond the ceiling, and with `not-found` if nothing exists there.
+#[derive(Clone, Copy, Debug)]
+pub struct HostFiles<'a>(&'a Backend);
+
+impl HostFiles<'_> {
+    /// Returns the content of a regular file as text, at most 1 MiB, unchanged.
+    ///
+    /// # Errors
+    ///
+    /// As for all methods, and `invalid` for content that is not UTF-8.
+    pub fn read(&self, path: &str) -> Result<String, Problem> {
+        self.0.host_files_read(path)
+    }
+
+    /// Like [`read`](HostFiles::read), with `None` for a file that does not exist.
+    ///
+    /// # Errors
+    ///
+    /// As for `read`, except for `not-found` and `unavailable`.
+    pub fn find(&self, path: &str) -> Result<Option<String>, Problem> {
+        present(self.read(path))
+    }
+
+    /// Returns one file or directory.
+    ///
+    /// # Errors
+    ///
+    /// As for all methods.
+    pub fn stat(&self, path: &str) -> Result<FileInfo, Problem> {
+        self.0.host_files_stat(path)
+    }
+
+    /// Returns the files and directories that match a glob, sorted by path, at most 4,096.
+    ///
+    /// # Errors
+    ///
+    /// `denied` for a glob without a grant, `invalid` for an invalid glob.
+    pub fn glob(&self, pattern: &str) -> Result<Vec<FileInfo>, Problem> {
+        self.0.host_files_glob(pattern)
+    }
+}
+
+/// Binds PCI functions to kernel drivers, during prepare and unprepare only. For a `vfio` driver the whole IOMMU group is bound or
+/// nothing. The host stores the previous kernel drivers with the claim and can restore them without the driver.
+#[derive(Clone, Copy, Debug)]
+pub struct PciDriver<'a>(&'a Backend);
+
+impl PciDriver<'_> {
+    /// Binds a function (`0000:3b:00.0`) to a kernel driver (`vfio-pci`) and returns the functions that are now bound to it, sorted.
+    ///
+    /// # Errors
+    ///
+    /// `denied` without a grant, outside of prepare and unprepare, and for a function in use (`function-in-use`); `not-found` for a
+    /// function or a kernel driver that does not exist; `unavailable` without an IOMMU group (`no-iommu`) and if the kernel does not bind
+    /// it (`bind-failed`; the host has undone it).
+    pub fn bind(&self, address: &str, driver: &str) -> Result<Vec<String>, Problem> {
+        self.0.pci_driver_bind(address, driver)
+    }
+
+    /// Binds the function, and what [`bind`](PciDriver::bind) bound with it, to the previous kernel drivers, and returns these functions.
+    ///
+    /// # Errors
+    ///
+    /// As for `bind`, except for grants.
+    pub fn restore(&self, address: &str) -> Result<Vec<String>, Problem> {
+        self.0.pci_driver_restore(address)
+    }
+}
+
+/// Operational state of a network interface (RFC 2863).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OperationalState {
+    /// The interface does not report its state.
+    #[default]
+    Unknown,
+    /// A component is missing.
+    NotPresent,
+    /// Down.
+    Down,
+    /// An interface below it is down.
+    LowerLayerDown,
+    /// In a test mode.
+    Testing,
+    /// Waits for an event, such as authentication.
+    Dormant,
+    /// Up.
+    Up,
+}
+
+/// A network interface of the node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NetInterface {
+    /// Name of the interface.
+    pub name: String,
+    /// Index in the node's network namespace.
+    pub index: u32,
+    /// Hardware address; empty if it has none.
+    pub hardware_address: String,
+    /// In bytes.
+    pub mtu: u32,
+    /// Whether it is set up.
+    pub admin_up: bool,
+    /// Operational state.
+    pub state: OperationalState,
+    /// Directory of its device in `/sys`, relative to `/sys`; `None` for a virtual interface.
+    pub device_path: Option<String>,
+}
+
+/// Network interfaces of the node, granted by globs on their names.
+#[derive(Clone, Copy, Debug)]
+pub struct NetInterfaces<'a>(&'a Backend);
+
+impl NetInterfaces<'_> {
+    /// Returns the granted interfaces, sorted by name, at most 4,096.
+    ///
+    /// # Errors
+    ///
+    /// `unavailable` if the kernel does not answer.
+    pub fn all(&self) -> Result<Vec<NetInterface>, Problem> {
+        self.0.net_interfaces_all()
+    }
+
+    /// Returns one interface.
+    ///
+    /// # Errors
+    ///
+    /// `denied` for a name without a grant, `not-found` if there is no such interface.
+    pub fn get(&self, name: &str) -> Result<NetInterface, Problem> {
+        self.0.net_interfaces_get(name)
+    }
+}
+
+/// The claims that this driver has prepared on this node, or may have begun to prepare, from the host's checkpoint. Those of the running call are
+/// among them.
+#[derive(Clone, Copy, Debug)]
+pub struct PreparedClaims<'a>(&'a Backend);
+
+impl PreparedClaims<'_> {
+    /// Returns all of them, sorted by UID, page by page.
+    pub fn all(&self) -> impl Iterator<Item = ClaimRecord> + '_ {
+        pages(|after| self.0.prepared_claims_all(after))
     }
 
     /// Returns the claim with this UID.
-    pub fn get(&self, uid: &str) -> Option<LiveClaim> {
-        self.0.ledger_get(uid)
+    pub fn get(&self, uid: &str) -> Option<ClaimRecord> {
+        self.0.prepared_claims_get(uid)
     }
 
     /// Returns the claims that use this device, sorted by UID, including claims with admin access to it. The cost is proportional to
-    /// the claims of the device; the cost of `claims` is proportional to all claims.
-    pub fn holders(&self, pool: &str, device: &str) -> Vec<LiveClaim> {
-        self.0.ledger_holders(pool, device)
+    /// the claims of the device; the cost of `all` is proportional to all claims.
+    pub fn using<'a>(&'a self, pool: &'a str, device: &'a str) -> impl Iterator<Item = ClaimRecord> + 'a {
+        pages(move |after| self.0.prepared_claims_using_device(pool, device, after))
+    }
+}
+
+/// A page of claims, and the UID after which the next page begins.
+pub(crate) type Page = (Vec<ClaimRecord>, Option<String>);
+
+fn pages(read: impl Fn(Option<&str>) -> Page) -> impl Iterator<Item = ClaimRecord> {
+    let mut next = Some(None);
+    let page = move || {
+        let (claims, after) = read(next.take()?.as_deref());
+        next = after.map(Some);
+        Some(claims)
+    };
+    std::iter::from_fn(page).flatten()
+}
+
+/// Progress in the middle of a prepare, for work that a crash would leave half done.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a>(&'a Backend);
+
+impl Progress<'_> {
+    /// Saves bytes, at most 64 KiB, for a claim of the running call. They are durable when it returns, and later calls have them as
+    /// [`Claim::progress`](crate::Claim::progress), until a prepare succeeds or the claim ends.
+    ///
+    /// # Errors
+    ///
+    /// `denied` outside of prepare and unprepare and for another claim; `invalid` for more than 64 KiB; `unavailable` if the bytes are
+    /// not durable.
+    pub fn save(&self, uid: &str, progress: &[u8]) -> Result<(), Problem> {
+        self.0.progress_save(uid, progress)
+    }
+
+    /// Saves a value as JSON, for [`Claim::progress`](crate::Claim::progress()).
+    ///
+    /// # Errors
+    ///
+    /// As for `save`.
+    pub fn save_json(&self, uid: &str, progress: &impl serde::Serialize) -> Result<(), Problem> {
+        let bytes = serde_json::to_vec(progress)
+            .map_err(|error| Problem::internal("bad-progress", format!("progress: {error}")))?;
+        self.save(uid, &bytes)
     }
 }

@@ -2,11 +2,20 @@
 
 /// Permission to write values that match `pattern` to the files below `/sys` that match `glob`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ValueGrant {
+pub struct WriteRequest {
     /// Files, relative to `/sys`.
     pub glob: String,
     /// Regular expression that the whole written value must match.
     pub pattern: String,
+}
+
+/// Permission to bind the PCI functions that match `functions` to the kernel drivers that match `drivers`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BindRequest {
+    /// Glob of addresses, such as `0000:3b:00.*`.
+    pub functions: String,
+    /// Regular expression that the whole name of the kernel driver must match.
+    pub drivers: String,
 }
 
 /// Capabilities that a driver requests. Every list contains globs in which `*` stays within one path segment and `**` does not.
@@ -17,7 +26,11 @@ pub struct Capabilities {
     /// Paths to read, relative to `/sys`, as the driver names them (the host follows links).
     pub sysfs_read: Vec<String>,
     /// Files to write, relative to `/sys`, and patterns for the values.
-    pub sysfs_write: Vec<ValueGrant>,
+    pub sysfs_write: Vec<WriteRequest>,
+    /// Files to read outside `/sys` and `/dev`, such as `/proc/driver/nvidia/**`.
+    pub host_files: Vec<String>,
+    /// PCI functions to bind, and to which kernel drivers.
+    pub pci_driver: Vec<BindRequest>,
     /// Device nodes to inspect and to give to containers, such as `/dev/dri/*`.
     pub device_nodes: Vec<String>,
     /// Directories and files of the node to mount into containers.
@@ -26,7 +39,7 @@ pub struct Capabilities {
     pub hooks: Vec<String>,
     /// Names of environment variables to set, such as `GPU_*`.
     pub env: Vec<String>,
-    /// Network interfaces to move into containers.
+    /// Network interfaces to look at and to move into containers.
     pub net_devices: Vec<String>,
 }
 
@@ -39,6 +52,8 @@ pub struct Limits {
     pub wall_ms: Option<u32>,
     /// CPU time of one call, in milliseconds.
     pub cpu_ms: Option<u32>,
+    /// Calls at the same time. 1: all calls of the driver run one after the other.
+    pub concurrent_calls: Option<u32>,
 }
 
 /// The driver's identity and the capabilities that it requests.
@@ -96,7 +111,23 @@ impl DriverInfo {
     /// Requests to write values that match the whole `pattern` to the files below `/sys` that match `glob`.
     #[must_use]
     pub fn sysfs_write(mut self, glob: impl Into<String>, pattern: impl Into<String>) -> Self {
-        self.capabilities.sysfs_write.push(ValueGrant { glob: glob.into(), pattern: pattern.into() });
+        self.capabilities.sysfs_write.push(WriteRequest { glob: glob.into(), pattern: pattern.into() });
+        self
+    }
+
+    /// Requests to read files outside `/sys` and `/dev`; absolute globs within the host's ceiling (`/proc/driver`, `/usr/lib*`, `/opt`, …).
+    #[must_use]
+    pub fn host_files<S: Into<String>>(mut self, globs: impl IntoIterator<Item = S>) -> Self {
+        self.capabilities.host_files.extend(globs.into_iter().map(Into::into));
+        self
+    }
+
+    /// Requests to bind the PCI functions whose address matches `functions` to the kernel drivers that match the whole pattern `drivers`.
+    #[must_use]
+    pub fn pci_driver(mut self, functions: impl Into<String>, drivers: impl Into<String>) -> Self {
+        self.capabilities
+            .pci_driver
+            .push(BindRequest { functions: functions.into(), drivers: drivers.into() });
         self
     }
 
@@ -128,7 +159,7 @@ impl DriverInfo {
         self
     }
 
-    /// Requests to move network interfaces into containers; names or globs.
+    /// Requests to look at network interfaces and to move them into containers; names or globs.
     #[must_use]
     pub fn net_devices<S: Into<String>>(mut self, names: impl IntoIterator<Item = S>) -> Self {
         self.capabilities.net_devices.extend(names.into_iter().map(Into::into));
@@ -139,6 +170,13 @@ impl DriverInfo {
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
+        self
+    }
+
+    /// Requests that all calls of the driver run one after the other, for a driver whose claims share something on the node.
+    #[must_use]
+    pub fn one_call_at_a_time(mut self) -> Self {
+        self.limits.concurrent_calls = Some(1);
         self
     }
 

@@ -5,6 +5,9 @@ use serde_json::Value;
 
 use crate::Problem;
 
+/// Bytes of a problem's message (`wit/common.wit`).
+const MESSAGE_BYTES_MAX: usize = 1024;
+
 /// Parses a config or parameters. `what` names it in the message: "the config".
 ///
 /// # Errors
@@ -29,7 +32,12 @@ use crate::Problem;
 /// # Ok::<(), nodedock_sdk::Problem>(())
 /// ```
 pub fn parse_json<T: DeserializeOwned>(code: &str, what: &str, text: &str) -> Result<T, Problem> {
-    serde_json::from_str(text).map_err(|error| Problem::invalid(code, format!("{what}: {error}")))
+    serde_json::from_str(text).map_err(|error| {
+        let mut message = format!("{what}: {error}");
+        // serde quotes what it read, which may be longer than a message.
+        message.truncate(message.floor_char_boundary(MESSAGE_BYTES_MAX));
+        Problem::invalid(code, message)
+    })
 }
 
 /// Merges `patch` into `target` by RFC 7396: objects field by field, null removes, any other value replaces.
@@ -55,6 +63,17 @@ pub(crate) fn merge(target: &mut Value, patch: Value) {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_message_stays_within_its_bound_whatever_was_read() {
+        #[derive(Debug, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Config {}
+
+        let text = json!({ "é".repeat(2000): 1 }).to_string();
+        let problem = parse_json::<Config>("bad-config", "the config", &text).unwrap_err();
+        assert_eq!(problem.message.len(), 1023, "up to a whole character");
+    }
 
     #[test]
     fn a_patch_is_laid_field_by_field_and_null_removes() {

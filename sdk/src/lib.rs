@@ -31,17 +31,17 @@
 //!
 //!     fn prepare(host: &Host, _: &Context, claim: &Claim) -> Result<Prepared, Problem> {
 //!         Prepared::each(claim, |device| {
-//!             let brightness = claim.config::<u8>(&device.request)?.unwrap_or(255);
+//!             let brightness = claim.parse_parameters::<u8>(&device.request)?.unwrap_or(255);
 //!             let Some((_, path)) = leds(host)?.into_iter().find(|(name, _)| *name == device.device) else {
 //!                 return Err(Problem::not_found("no-such-led", format!("there is no LED {}", device.device)));
 //!             };
 //!             host.sysfs().write(&format!("{path}/brightness"), &brightness.to_string())?;
-//!             Ok(Edits::new().env("LED_PATH", format!("/sys/{path}")))
+//!             Ok(ContainerEdits::new().env("LED_PATH", format!("/sys/{path}")))
 //!         })
 //!     }
 //!
-//!     fn unprepare(host: &Host, _: &Context, live: &LiveClaim) -> Result<(), Problem> {
-//!         let uses = |name: &str| live.claim.devices.iter().any(|device| device.device == name);
+//!     fn unprepare(host: &Host, _: &Context, record: &ClaimRecord) -> Result<(), Problem> {
+//!         let uses = |name: &str| record.claim.devices.iter().any(|device| device.device == name);
 //!         for (_, path) in leds(host)?.into_iter().filter(|(name, _)| uses(name)) {
 //!             host.sysfs().write(&format!("{path}/brightness"), "0")?;
 //!         }
@@ -67,7 +67,7 @@
 //!
 //! let claim = Claim::new("default", "lamp", "uid-1")
 //!     .device("r", "leds", "led-front")
-//!     .config_entry(ConfigSource::Claim, [], "80");
+//!     .with_parameters(ParametersSource::Claim, [], "80");
 //! node.prepare(&claim)?;
 //! assert_eq!(node.fake().writes()[0].value, "80");
 //!
@@ -93,29 +93,44 @@ mod host;
 mod info;
 mod inventory;
 mod json;
+pub mod pci;
 mod prepared;
 mod problem;
+mod scheduling;
 #[cfg(not(target_family = "wasm"))]
 pub mod testing;
+mod text;
 #[cfg(any(target_family = "wasm", test))]
 #[doc(hidden)]
 #[allow(missing_docs, missing_debug_implementations, unreachable_pub, dead_code)]
 pub mod wasm;
 
-pub use claim::{AllocatedDevice, Claim, ClaimRef, ConfigSource, LiveClaim, OpaqueConfig};
+pub use claim::{
+    AllocatedDevice, Claim, ClaimRecord, ClaimRef, Consumer, OpaqueParameters, ParametersSource,
+};
 pub use context::{Context, Trigger};
-pub use driver::{Configuration, Driver, Health, Outcomes};
-pub use edits::{DeviceNode, Edits, Hook, IntelRdt, Mount, NetDevice, NodeKind};
+pub use driver::{Configuration, Driver, Health, Outcomes, Scheduling};
+pub use edits::{
+    ContainerEdits, DeviceNode, Hook, HookStage, IntelRdt, Mount, NetDevice, NodeAccess, NodeKind,
+};
 pub use health::{DeviceHealth, HealthState};
-pub use host::{DeviceNodes, Host, Ledger, Level, Log, NodeInfo, Sysfs};
-pub use info::{Capabilities, DriverInfo, Limits, ValueGrant};
+pub use host::{
+    DeviceNodes, FileInfo, FileKind, Host, HostFiles, Level, Log, NetInterface, NetInterfaces, NodeInfo,
+    OperationalState, PciDriver, PreparedClaims, Progress, Sysfs,
+};
+pub use info::{BindRequest, Capabilities, DriverInfo, Limits, WriteRequest};
 pub use inventory::{
     Attribute, AttributeValue, Capacity, CapacityChoice, CapacityPolicy, Counter, CounterSet, Device,
     Inventory, Pool, Taint, TaintEffect, dns_label, dns_label_hashed,
 };
 pub use json::parse_json;
-pub use prepared::{Condition, DeviceStatus, NetworkData, Prepared, PreparedDevice};
+pub use prepared::{Condition, ConditionStatus, DeviceStatus, NetworkData, Prepared, PreparedDevice};
 pub use problem::{Problem, ProblemKind};
+pub use scheduling::{
+    Additions, AllocatableMapping, Compatibility, DeviceScheduling, NodeAllocatable, NodeOperations,
+    PoolScheduling,
+};
+pub use text::{last_segment, matches_wildcards};
 
 /// Exports a type that implements [`Driver`] from a crate of type `cdylib`, with the optional facets after the colon.
 ///
@@ -174,6 +189,9 @@ macro_rules! export_driver {
         $crate::wasm::configuration::__export_configuration_facet!(
             $exported with_types_in $crate::wasm::configuration
         );
+    };
+    (@ Scheduling $exported:ident) => {
+        $crate::wasm::scheduling::__export_scheduling_facet!($exported with_types_in $crate::wasm::scheduling);
     };
     (@ Health $exported:ident) => {
         $crate::wasm::health::__export_health_facet!($exported with_types_in $crate::wasm::health);

@@ -2,15 +2,27 @@
 
 use serde::Serialize;
 
-use crate::{AllocatedDevice, Claim, Edits, Problem};
+use crate::{AllocatedDevice, Claim, ContainerEdits, Problem};
+
+/// Status of a condition.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ConditionStatus {
+    /// `True`.
+    True,
+    /// `False`.
+    False,
+    /// `Unknown`.
+    #[default]
+    Unknown,
+}
 
 /// A condition of a device, as in Kubernetes' API.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
     /// Type of the condition, such as `Ready`.
     pub kind: String,
-    /// `None` means unknown.
-    pub status: Option<bool>,
+    /// Whether the condition holds.
+    pub status: ConditionStatus,
     /// Reason: one word in CamelCase.
     pub reason: String,
     /// Human-readable message.
@@ -50,15 +62,15 @@ pub struct PreparedDevice {
     pub device: String,
     /// Share ID of the allocation.
     pub share_id: Option<String>,
-    /// Edits for containers that use the device.
-    pub edits: Edits,
+    /// ContainerEdits for containers that use the device.
+    pub edits: ContainerEdits,
     /// Status of the device, which the host publishes in the claim's `status.devices`.
     pub status: Option<DeviceStatus>,
 }
 
 impl PreparedDevice {
     /// Creates the result for an allocated device.
-    pub fn new(allocated: &AllocatedDevice, edits: Edits) -> Self {
+    pub fn new(allocated: &AllocatedDevice, edits: ContainerEdits) -> Self {
         PreparedDevice {
             requests: vec![allocated.base_request().to_owned()],
             pool: allocated.pool.clone(),
@@ -82,11 +94,11 @@ impl PreparedDevice {
 pub struct Prepared {
     /// One entry for every device of the claim.
     pub devices: Vec<PreparedDevice>,
-    /// Edits for every container that uses any of the devices.
-    pub edits: Edits,
+    /// ContainerEdits for every container that uses any of the devices.
+    pub edits: ContainerEdits,
     /// Annotations for the agent that starts the container: at most 16. The host passes them on unchanged.
     pub annotations: Vec<(String, String)>,
-    /// At most 64 KiB. The host stores it with the claim and returns it at `unprepare` and from the ledger.
+    /// At most 64 KiB. The host stores it with the claim and returns it at `unprepare` and from [`PreparedClaims`](crate::PreparedClaims).
     pub memo: Vec<u8>,
 }
 
@@ -103,18 +115,18 @@ impl Prepared {
     /// The first problem that `edits` returns.
     ///
     /// ```
-    /// use nodedock_sdk::{Claim, Edits, Prepared};
+    /// use nodedock_sdk::{Claim, ContainerEdits, Prepared};
     ///
     /// let claim = Claim::new("default", "a", "uid").device("r", "misc", "fuse");
     /// let prepared = Prepared::each(&claim, |device| {
-    ///     Ok(Edits::new().device_node(format!("/dev/{}", device.device)))
+    ///     Ok(ContainerEdits::new().device_node(format!("/dev/{}", device.device)))
     /// })?;
     /// assert_eq!(prepared.devices[0].edits.device_nodes[0].path, "/dev/fuse");
     /// # Ok::<(), nodedock_sdk::Problem>(())
     /// ```
     pub fn each(
         claim: &Claim,
-        mut edits: impl FnMut(&AllocatedDevice) -> Result<Edits, Problem>,
+        mut edits: impl FnMut(&AllocatedDevice) -> Result<ContainerEdits, Problem>,
     ) -> Result<Self, Problem> {
         let mut prepared = Prepared::new();
         for device in &claim.devices {
@@ -132,7 +144,7 @@ impl Prepared {
 
     /// Sets the edits for every container that uses any of the devices.
     #[must_use]
-    pub fn edits(mut self, edits: Edits) -> Self {
+    pub fn edits(mut self, edits: ContainerEdits) -> Self {
         self.edits = edits;
         self
     }
@@ -159,13 +171,13 @@ impl Prepared {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::LiveClaim;
+    use crate::ClaimRecord;
 
     #[test]
     fn a_prepared_device_serves_the_base_request_and_keeps_its_share() {
         let mut allocated = AllocatedDevice::new("gpu/small", "p", "d");
         allocated.share_id = Some("share".into());
-        let device = PreparedDevice::new(&allocated, Edits::new());
+        let device = PreparedDevice::new(&allocated, ContainerEdits::new());
         assert_eq!(device.requests, ["gpu"]);
         assert_eq!(device.share_id.as_deref(), Some("share"));
     }
@@ -174,16 +186,16 @@ mod tests {
     fn the_first_device_that_fails_fails_the_claim() {
         let claim = Claim::new("n", "c", "u").device("r", "p", "a").device("r", "p", "b");
         let result = Prepared::each(&claim, |device| match device.device.as_str() {
-            "a" => Ok(Edits::new()),
+            "a" => Ok(ContainerEdits::new()),
             name => Err(Problem::not_found("gone", name)),
         });
         assert_eq!(result, Err(Problem::not_found("gone", "b")));
     }
 
     #[test]
-    fn what_is_remembered_comes_back_with_the_live_claim() {
+    fn a_memo_comes_back_with_the_claim_record() {
         let prepared = Prepared::new().with_memo(&vec![1, 2]).unwrap();
-        let live = LiveClaim { memo: prepared.memo, ..LiveClaim::default() };
-        assert_eq!(live.memo::<Vec<u32>>(), Ok(Some(vec![1, 2])));
+        let record = ClaimRecord { memo: prepared.memo, ..ClaimRecord::default() };
+        assert_eq!(record.memo::<Vec<u32>>(), Ok(Some(vec![1, 2])));
     }
 }

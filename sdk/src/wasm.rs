@@ -21,7 +21,7 @@ pub mod configuration {
         world: "configuration-facet",
         pub_export_macro: true,
         export_macro_name: "__export_configuration_facet",
-        with: { "nodedock:driver/types@0.1.0": crate::wasm::bindings::nodedock::driver::types },
+        with: { "nodedock:driver/common@0.2.0": crate::wasm::bindings::nodedock::driver::common },
     });
 }
 
@@ -32,7 +32,21 @@ pub mod health {
         world: "health-facet",
         pub_export_macro: true,
         export_macro_name: "__export_health_facet",
-        with: { "nodedock:driver/types@0.1.0": crate::wasm::bindings::nodedock::driver::types },
+        with: { "nodedock:driver/common@0.2.0": crate::wasm::bindings::nodedock::driver::common },
+    });
+}
+
+pub mod scheduling {
+    //! Bindings that wit-bindgen generates for the world `scheduling-facet`.
+    wit_bindgen::generate!({
+        path: "wit",
+        world: "scheduling-facet",
+        pub_export_macro: true,
+        export_macro_name: "__export_scheduling_facet",
+        with: {
+            "nodedock:driver/common@0.2.0": crate::wasm::bindings::nodedock::driver::common,
+            "nodedock:driver/inventory@0.2.0": crate::wasm::bindings::nodedock::driver::inventory,
+        },
     });
 }
 

@@ -330,10 +330,7 @@ impl Daemon {
 
     /// The MiB in a line of `/proc/PID/status`, such as `VmHWM`.
     pub fn memory_mib(&self, field: &str) -> f64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-        let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
-        kib.unwrap_or(f64::NAN) / 1024.0
+        memory_mib(self.pid().as_raw_nonzero().get(), field)
     }
 
     /// Unprepares a pod's claims: the outcomes by claim name.
@@ -414,6 +411,14 @@ fn children(parent: Pid) -> Vec<Pid> {
 
 fn connect(socket: PathBuf) -> Client {
     NodeClient::new(channel(socket))
+}
+
+/// The MiB in a line of `/proc/PID/status`, such as `VmHWM`. Not a number where there is none.
+pub fn memory_mib(pid: impl std::fmt::Display, field: &str) -> f64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<f64>().ok());
+    kib.unwrap_or(f64::NAN) / 1024.0
 }
 
 /// A connection to a socket, made when it is first used.

@@ -6,14 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nodedock_core::driver::values::NoJournal;
-use nodedock_core::driver::{Call, Ledger, NodeFacts};
+use nodedock_core::driver::{Call, NodeFacts, PreparedClaims};
+use nodedock_core::hardware::Hardware;
 use nodedock_model::grant::Grant;
 use nodedock_model::{
-    AllocatedDevice, ConfigSource, DeviceName, DriverClaim, DriverName, LiveClaim, ObjectRef, OpaqueConfig,
-    PoolName, Uid,
+    AllocatedDevice, ConfigSource, DeviceName, DriverClaim, DriverClaimRecord, DriverName, ObjectRef,
+    OpaqueConfig, PoolName, Uid,
 };
 use nodedock_wasm::{
-    CompileBounds, Compiler, DriverFile, LoadError, Profile, WasmDriver, WasmHost, WasmSettings,
+    CompileBounds, Compiler, DriverFile, LoadError, NumaNodeForm, Profile, WasmDriver, WasmHost, WasmSettings,
 };
 use serde_json::Value;
 
@@ -107,31 +108,38 @@ impl Spent {
 
 /// The live claims that a driver is called with.
 #[derive(Debug, Default)]
-pub struct Claims(Mutex<BTreeMap<Uid, LiveClaim>>);
+pub struct Claims(Mutex<BTreeMap<Uid, DriverClaimRecord>>);
 
 impl Claims {
-    pub fn keep(&self, live: LiveClaim) {
+    pub fn keep(&self, live: DriverClaimRecord) {
         let mut claims = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         claims.insert(live.claim.id.uid.clone(), live);
     }
 
-    fn all(&self) -> Vec<LiveClaim> {
+    fn all(&self) -> Vec<DriverClaimRecord> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 }
 
-impl Ledger for Claims {
-    fn claims(&self, _: &DriverName) -> Vec<LiveClaim> {
-        self.all()
+impl PreparedClaims for Claims {
+    fn after(
+        &self,
+        _: &DriverName,
+        device: Option<(&str, &str)>,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Vec<DriverClaimRecord> {
+        let is_later =
+            |record: &DriverClaimRecord| after.is_none_or(|uid| record.claim.id.uid.as_str() > uid);
+        let is_used = |used: &AllocatedDevice| {
+            device.is_none_or(|(pool, name)| used.pool.as_str() == pool && used.device.as_str() == name)
+        };
+        let all = self.all().into_iter().filter(is_later);
+        all.filter(|record| record.claim.devices.iter().any(is_used)).take(limit).collect()
     }
 
-    fn claim(&self, _: &DriverName, uid: &str) -> Option<LiveClaim> {
-        self.all().into_iter().find(|live| live.claim.id.uid.as_str() == uid)
-    }
-
-    fn holders(&self, _: &DriverName, pool: &str, device: &str) -> Vec<LiveClaim> {
-        let holds = |held: &AllocatedDevice| held.pool.as_str() == pool && held.device.as_str() == device;
-        self.all().into_iter().filter(|live| live.claim.devices.iter().any(holds)).collect()
+    fn get(&self, _: &DriverName, uid: &str) -> Option<DriverClaimRecord> {
+        self.all().into_iter().find(|record| record.claim.id.uid.as_str() == uid)
     }
 }
 
@@ -140,9 +148,9 @@ pub fn settings(cache: Option<&Path>) -> WasmSettings {
     WasmSettings {
         cache_dir: cache.map(Into::into),
         compiler: Compiler::Process { program: places::nodedock(), bounds: CompileBounds::default() },
-        sysfs_root: "/sys".into(),
-        dev_root: "/dev".into(),
+        hardware: Hardware::of_node(),
         node: NodeFacts { name: "node-1".to_owned(), boot_id: "boot-1".to_owned() },
+        numa_node_form: NumaNodeForm::default(),
     }
 }
 
@@ -162,7 +170,7 @@ impl Bench {
         std::fs::create_dir_all(cpus.parent().expect("it has a directory")).expect("a new directory");
         std::fs::create_dir(&dev).expect("a new directory");
         std::fs::write(cpus, "0-3\n").expect("a new file");
-        let settings = WasmSettings { sysfs_root: sys, dev_root: dev, ..settings(cache) };
+        let settings = WasmSettings { hardware: Hardware::in_directory(dir.path()), ..settings(cache) };
         let claims = Arc::new(Claims::default());
         let host = WasmHost::new(settings, Arc::clone(&claims) as _, Arc::new(NoJournal))
             .expect("set up the sandbox");
@@ -203,6 +211,8 @@ pub fn claim(uid: &str, slots: &[&str]) -> DriverClaim {
         devices: slots.iter().enumerate().map(device).collect(),
         configs: Vec::new(),
         annotations: BTreeMap::new(),
+        reserved_for: Vec::new(),
+        progress: Vec::new(),
     }
 }
 
@@ -218,6 +228,12 @@ pub fn with_parameters(mut claim: DriverClaim, requests: &[&str], parameters: &s
 }
 
 /// A claim as the checkpoint keeps it.
-pub fn live(claim: DriverClaim, memo: &[u8]) -> LiveClaim {
-    LiveClaim { claim, memo: memo.to_vec(), driver_version: "0.1.0".to_owned(), boot_id: "boot-1".to_owned() }
+pub fn live(claim: DriverClaim, memo: &[u8]) -> DriverClaimRecord {
+    DriverClaimRecord {
+        claim,
+        prepared: true,
+        memo: memo.to_vec(),
+        driver_version: "0.1.0".to_owned(),
+        boot_id: "boot-1".to_owned(),
+    }
 }

@@ -13,6 +13,7 @@ pub mod golden;
 pub mod machine;
 pub mod metrics;
 pub mod places;
+pub mod recorded;
 pub mod root;
 mod service;
 pub mod versions;

@@ -135,7 +135,8 @@ fn is_same(before: &[u8], now: &[u8], with_tool: bool) -> bool {
 /// Returns the tool in the first line, then all sources.
 fn inputs(workspace: &Workspace, language: Language, tool: Option<&Tool>) -> Result<Vec<u8>> {
     let mut inputs = tool.map_or("", |tool| tool.version.as_str()).replace('\n', " ").into_bytes();
-    let mut paths = vec![workspace.root.join("wit/driver.wit")];
+    let mut paths = Vec::new();
+    collect(&workspace.root.join("wit"), &mut paths)?;
     collect(&language.sources(workspace), &mut paths)?;
     for path in paths {
         let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;

@@ -22,7 +22,7 @@ const PARITY: &str = "tests/parity.md";
 pub(crate) fn run(workspace: &Workspace, args: &[String]) -> Result<()> {
     drivers::build(workspace)?;
     golden::build(workspace)?;
-    if args.is_empty() {
+    if args.iter().all(|arg| arg == "--no-fail-fast") {
         return with_parity(workspace, args);
     }
     tests(workspace, args)?;

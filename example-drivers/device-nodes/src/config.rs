@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use nodedock_sdk::{Problem, parse_json};
+use nodedock_sdk::{NodeAccess, Problem, parse_json};
 use serde::Deserialize;
 
 #[derive(Debug, Default, Deserialize)]
@@ -49,6 +49,10 @@ impl Config {
 }
 
 impl PoolConfig {
+    pub(crate) fn access(&self) -> Result<NodeAccess, Problem> {
+        self.permissions.parse().map_err(|why| bad(&self.name, &format!("permissions: {why}")))
+    }
+
     fn check(&self) -> Result<(), Problem> {
         if self.name.is_empty() || self.name != self.name.to_ascii_lowercase() {
             return Err(bad(&self.name, "its name must be a DNS subdomain"));
@@ -56,9 +60,7 @@ impl PoolConfig {
         if let Some(path) = self.paths.iter().find(|path| !is_below_dev(path)) {
             return Err(bad(&self.name, &format!("path {path:?} is not below /dev")));
         }
-        if self.permissions.is_empty() || !self.permissions.chars().all(|access| "rwm".contains(access)) {
-            return Err(bad(&self.name, &format!("permissions {:?} are no subset of rwm", self.permissions)));
-        }
+        self.access()?;
         match self.env.keys().find(|name| !name.starts_with("DEVICE_")) {
             Some(name) => Err(bad(&self.name, &format!("env {name:?} does not begin with DEVICE_"))),
             None => Ok(()),

@@ -7,8 +7,8 @@ mod tests;
 use std::collections::BTreeSet;
 
 use nodedock_sdk::{
-    AllocatedDevice, Claim, Configuration, Context, Device, DeviceNode, Driver, DriverInfo, Edits, Host,
-    Inventory, NodeInfo, NodeKind, Pool, Prepared, Problem, Trigger, dns_label, dns_label_hashed,
+    AllocatedDevice, Claim, Configuration, ContainerEdits, Context, Device, DeviceNode, Driver, DriverInfo,
+    Host, Inventory, NodeInfo, NodeKind, Pool, Prepared, Problem, Trigger, dns_label, dns_label_hashed,
 };
 
 use config::{Config, PoolConfig};
@@ -171,7 +171,7 @@ fn size_bytes(host: &Host, node: &NodeInfo) -> Result<Option<u64>, Problem> {
     Ok(sectors.and_then(|sectors| sectors.checked_mul(SECTOR_BYTES)))
 }
 
-fn hand_out(host: &Host, config: &Config, allocated: &AllocatedDevice) -> Result<Edits, Problem> {
+fn hand_out(host: &Host, config: &Config, allocated: &AllocatedDevice) -> Result<ContainerEdits, Problem> {
     let AllocatedDevice { pool: pool_name, device, .. } = allocated;
     let pool = config.pools.iter().find(|pool| pool.name == *pool_name).ok_or_else(|| {
         Problem::not_found("no-such-pool", format!("the config of device-nodes has no pool {pool_name}"))
@@ -183,9 +183,9 @@ fn hand_out(host: &Host, config: &Config, allocated: &AllocatedDevice) -> Result
                 format!("the node of device {pool_name}/{device} is not there"),
             )
         })?;
-    let mut edits = Edits::new()
+    let mut edits = ContainerEdits::new()
         .env(format!("NODEDOCK_DEVICE_{}", env_name(&name)), &node.path)
-        .device_node(DeviceNode::new(&node.path).permissions(&pool.permissions));
+        .device_node(DeviceNode::new(&node.path).access(pool.access()?));
     for (name, value) in &pool.env {
         edits = edits.env(name, value);
     }

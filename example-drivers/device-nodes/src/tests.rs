@@ -1,5 +1,7 @@
 use nodedock_sdk::testing::{Grant, Harness};
-use nodedock_sdk::{AttributeValue, Claim, Configuration, Driver, NodeInfo, NodeKind, ProblemKind};
+use nodedock_sdk::{
+    AttributeValue, Claim, Configuration, Driver, NodeAccess, NodeInfo, NodeKind, ProblemKind,
+};
 use serde_json::{Value, json};
 
 use crate::DeviceNodesDriver;
@@ -114,8 +116,8 @@ fn a_claim_gets_its_nodes_with_permissions_and_environment() {
     let tun = &prepared.devices[1].edits;
     assert_eq!(tun.env, [("NODEDOCK_DEVICE_NET_TUN".to_owned(), "/dev/net/tun".to_owned())]);
     assert_eq!(
-        (tun.device_nodes[0].path.as_str(), tun.device_nodes[0].permissions.as_str()),
-        ("/dev/net/tun", "rw")
+        (tun.device_nodes[0].path.as_str(), tun.device_nodes[0].access),
+        ("/dev/net/tun", NodeAccess::READ_WRITE)
     );
     assert_eq!(node.prepare(&claim), Ok(prepared), "a repeated call comes to the same end");
     node.unprepare("uid").unwrap();
@@ -131,7 +133,7 @@ fn permissions_and_environment_of_the_pool_reach_the_container() {
     }]}));
     let prepared = node.prepare(&Claim::new("n", "c", "u").device("r", "p", "hwrng")).unwrap();
     let edits = &prepared.devices[0].edits;
-    assert_eq!(edits.device_nodes[0].permissions, "r");
+    assert_eq!(edits.device_nodes[0].access, NodeAccess::READ);
     assert_eq!(edits.env[1], ("DEVICE_ENTROPY".to_owned(), "hardware".to_owned()));
 }
 

@@ -10,21 +10,21 @@
 #include "bindings/driver.h"
 
 typedef driver_string_t text_t;
-typedef nodedock_driver_types_allocated_device_t allocated_t;
-typedef nodedock_driver_types_attribute_t attribute_t;
-typedef nodedock_driver_types_claim_t claim_t;
-typedef nodedock_driver_types_device_t device_t;
-typedef nodedock_driver_types_edits_t edits_t;
-typedef nodedock_driver_types_label_t label_t;
-typedef nodedock_driver_types_list_label_t labels_t;
-typedef nodedock_driver_types_live_claim_t live_claim_t;
-typedef nodedock_driver_types_opaque_config_t config_t;
-typedef nodedock_driver_types_pool_t pool_t;
-typedef nodedock_driver_types_prepared_claim_t prepared_claim_t;
-typedef nodedock_driver_types_prepared_device_t prepared_device_t;
-typedef nodedock_driver_types_prepare_outcome_t prepare_outcome_t;
-typedef nodedock_driver_types_problem_t problem_t;
-typedef nodedock_driver_types_unprepare_outcome_t unprepare_outcome_t;
+typedef nodedock_driver_claims_allocated_device_t allocated_t;
+typedef nodedock_driver_inventory_attribute_t attribute_t;
+typedef nodedock_driver_claims_claim_t claim_t;
+typedef nodedock_driver_inventory_device_t device_t;
+typedef nodedock_driver_container_edits_container_edits_t edits_t;
+typedef nodedock_driver_common_key_value_t key_value_t;
+typedef nodedock_driver_common_list_key_value_t key_values_t;
+typedef nodedock_driver_claims_claim_record_t claim_record_t;
+typedef nodedock_driver_claims_opaque_parameters_t parameters_t;
+typedef nodedock_driver_inventory_pool_t pool_t;
+typedef nodedock_driver_claims_prepared_claim_t prepared_claim_t;
+typedef nodedock_driver_claims_prepared_device_t prepared_device_t;
+typedef nodedock_driver_claims_prepare_outcome_t prepare_outcome_t;
+typedef nodedock_driver_common_problem_t problem_t;
+typedef nodedock_driver_claims_unprepare_outcome_t unprepare_outcome_t;
 
 enum { SLOTS = 2, MODES = 2 };
 
@@ -80,10 +80,10 @@ static driver_list_string_t one_text(const char *chars) {
   return (driver_list_string_t){text, 1};
 }
 
-static labels_t one_label(const char *key, text_t value) {
-  label_t *label = zeroed(1, sizeof *label);
-  *label = (label_t){owned(key), copy(value)};
-  return (labels_t){label, 1};
+static key_values_t one_key_value(const char *key, text_t value) {
+  key_value_t *pair = zeroed(1, sizeof *pair);
+  *pair = (key_value_t){owned(key), copy(value)};
+  return (key_values_t){pair, 1};
 }
 
 static text_t decimal(size_t number) {
@@ -94,19 +94,32 @@ static text_t decimal(size_t number) {
   return owned(at);
 }
 
-static void say(const char *message, label_t *fields, size_t count) {
+static void say(const char *message, key_value_t *fields, size_t count) {
   text_t text = view(message);
-  nodedock_driver_log_list_label_t list = {fields, count};
+  nodedock_driver_log_list_key_value_t list = {fields, count};
   nodedock_driver_log_write(NODEDOCK_DRIVER_LOG_LEVEL_INFO, &text, &list);
 }
 
-static problem_t problem(nodedock_driver_types_problem_kind_t kind, const char *code, text_t message) {
+// Counts the prepared claims over all pages.
+static size_t count_prepared(void) {
+  nodedock_driver_prepared_claims_page_t page;
+  size_t count = 0;
+  nodedock_driver_prepared_claims_all(NULL, &page);
+  for (;;) {
+    count += page.claims.len;
+    if (!page.next.is_some) return count;
+    text_t after = page.next.val;
+    nodedock_driver_prepared_claims_all(&after, &page);
+  }
+}
+
+static problem_t problem(nodedock_driver_common_problem_kind_t kind, const char *code, text_t message) {
   return (problem_t){.kind = kind, .code = owned(code), .message = message};
 }
 
 // A permanent refusal: the host does not retry until the claim changes.
 static problem_t invalid(const char *code, text_t message) {
-  return problem(NODEDOCK_DRIVER_TYPES_PROBLEM_KIND_INVALID, code, message);
+  return problem(NODEDOCK_DRIVER_COMMON_PROBLEM_KIND_INVALID, code, message);
 }
 
 // ---- Parameters: {} or {"mode": "quiet"} ----
@@ -156,17 +169,17 @@ void exports_nodedock_driver_identity_describe(exports_nodedock_driver_identity_
       .summary = owned("Two slots, the same driver in every language"),
       .capabilities = {.sysfs_read = one_text(CPUS), .env = one_text("GOLDEN_*")},
   };
-  labels_t language = one_label("language", view("c"));
-  info->annotations = (exports_nodedock_driver_identity_list_label_t){language.ptr, language.len};
+  key_values_t language = one_key_value("language", view("c"));
+  info->annotations = (exports_nodedock_driver_identity_list_key_value_t){language.ptr, language.len};
 }
 
 static device_t slot(int index, text_t cpus) {
   const attribute_t all[] = {
-      {owned("index"), {NODEDOCK_DRIVER_TYPES_ATTRIBUTE_VALUE_INT, {.int_ = index}}},
-      {owned("model"), {NODEDOCK_DRIVER_TYPES_ATTRIBUTE_VALUE_TEXT, {.text = owned("Golden Slot")}}},
-      {owned("firmware"), {NODEDOCK_DRIVER_TYPES_ATTRIBUTE_VALUE_VERSION, {.version = owned("1.2.0")}}},
-      {owned("spare"), {NODEDOCK_DRIVER_TYPES_ATTRIBUTE_VALUE_BOOLEAN, {.boolean = index > 0}}},
-      {owned("cpus"), {NODEDOCK_DRIVER_TYPES_ATTRIBUTE_VALUE_TEXT, {.text = copy(cpus)}}},
+      {owned("index"), {NODEDOCK_DRIVER_INVENTORY_ATTRIBUTE_VALUE_INT, {.int_ = index}}},
+      {owned("model"), {NODEDOCK_DRIVER_INVENTORY_ATTRIBUTE_VALUE_TEXT, {.text = owned("Golden Slot")}}},
+      {owned("firmware"), {NODEDOCK_DRIVER_INVENTORY_ATTRIBUTE_VALUE_VERSION, {.version = owned("1.2.0")}}},
+      {owned("spare"), {NODEDOCK_DRIVER_INVENTORY_ATTRIBUTE_VALUE_BOOLEAN, {.boolean = index > 0}}},
+      {owned("cpus"), {NODEDOCK_DRIVER_INVENTORY_ATTRIBUTE_VALUE_TEXT, {.text = copy(cpus)}}},
   };
   device_t device = {.name = owned(SLOT_NAMES[index]), .allow_multiple_allocations = true};
   device.attributes.len = sizeof all / sizeof *all;
@@ -183,9 +196,7 @@ bool exports_nodedock_driver_discovery_discover(exports_nodedock_driver_discover
   text_t path = view(CPUS), cpus;
   // Returns the host's problem for a file that is not granted or does not exist.
   if (!nodedock_driver_sysfs_read(&path, &cpus, refusal)) return false;
-  nodedock_driver_ledger_list_live_claim_t claims;
-  nodedock_driver_ledger_claims(&claims);
-  label_t fields[] = {{view("devices"), decimal(SLOTS)}, {view("claims"), decimal(claims.len)}};
+  key_value_t fields[] = {{view("devices"), decimal(SLOTS)}, {view("claims"), decimal(count_prepared())}};
   say("discovered", fields, 2);
 
   pool_t *pool = zeroed(1, sizeof *pool);
@@ -204,27 +215,27 @@ static text_t base_request(text_t request) {
   return (text_t){request.ptr, slash ? (size_t)(slash - request.ptr) : request.len};
 }
 
-static bool applies(const config_t *config, text_t request) {
-  for (size_t i = 0; i < config->requests.len; i++) {
-    text_t named = config->requests.ptr[i];
+static bool applies(const parameters_t *parameters, text_t request) {
+  for (size_t i = 0; i < parameters->requests.len; i++) {
+    text_t named = parameters->requests.ptr[i];
     if (same(named, request) || same(named, base_request(request))) return true;
   }
-  return config->requests.len == 0;
+  return parameters->requests.len == 0;
 }
 
-// Applies the last of the configs for this device: those of the claim come after those of its class. Returns false with a refusal.
+// Applies the last of the parameters for this device: those of the claim come after those of its class. Returns false with a refusal.
 static bool choose(const claim_t *claim, const allocated_t *allocated, int *slot, int *mode, problem_t *refusal) {
   *slot = same(allocated->pool, view(POOL)) ? find(SLOT_NAMES, SLOTS, allocated->device) : -1;
   if (*slot < 0) {
     text_t parts[] = {view("there is no "), allocated->pool, view("/"), allocated->device};
-    *refusal = problem(NODEDOCK_DRIVER_TYPES_PROBLEM_KIND_NOT_FOUND, "no-such-device", joined(parts, 4));
+    *refusal = problem(NODEDOCK_DRIVER_COMMON_PROBLEM_KIND_NOT_FOUND, "no-such-device", joined(parts, 4));
     return false;
   }
-  const config_t *config = NULL;
-  for (size_t i = 0; i < claim->configs.len; i++)
-    if (applies(&claim->configs.ptr[i], allocated->request)) config = &claim->configs.ptr[i];
+  const parameters_t *last = NULL;
+  for (size_t i = 0; i < claim->parameters.len; i++)
+    if (applies(&claim->parameters.ptr[i], allocated->request)) last = &claim->parameters.ptr[i];
   text_t name = view(MODE_NAMES[0]);
-  if (config && !read_mode(config->parameters, &name)) {
+  if (last && !read_mode(last->parameters, &name)) {
     *refusal = invalid("bad-parameters", owned("the parameters are not an object with nothing but a text \"mode\""));
     return false;
   }
@@ -238,12 +249,13 @@ static bool choose(const claim_t *claim, const allocated_t *allocated, int *slot
 }
 
 static prepared_device_t ready(const allocated_t *allocated, int slot, int mode) {
+  key_values_t env = one_key_value(SLOT_VARIABLES[slot], view(MODE_NAMES[mode]));
   prepared_device_t device = {
       .requests = {zeroed(1, sizeof(text_t)), 1},
       .pool = copy(allocated->pool),
       .device = copy(allocated->device),
       .share_id = allocated->share_id,
-      .edits = {.env = one_label(SLOT_VARIABLES[slot], view(MODE_NAMES[mode]))},
+      .edits = {.env = {env.ptr, env.len}},
   };
   device.requests.ptr[0] = copy(base_request(allocated->request));
   if (device.share_id.is_some) device.share_id.val = copy(device.share_id.val);
@@ -252,10 +264,10 @@ static prepared_device_t ready(const allocated_t *allocated, int slot, int mode)
 
 // Returns false if the claim is prepared with another memo.
 static bool is_as_before(const claim_t *claim, text_t memo) {
-  live_claim_t before;
+  claim_record_t before;
   text_t uid = claim->id.uid;
-  if (!nodedock_driver_ledger_get(&uid, &before)) return true;
-  return same((text_t){before.memo.ptr, before.memo.len}, memo);
+  if (!nodedock_driver_prepared_claims_get(&uid, &before)) return true;
+  return !before.prepared || same((text_t){before.memo.ptr, before.memo.len}, memo);
 }
 
 // Returns false with a refusal.
@@ -274,7 +286,7 @@ static bool prepare(const claim_t *claim, prepared_claim_t *prepared, problem_t 
     *refusal = invalid("prepared-otherwise", owned("the claim is prepared with other devices or modes"));
     return false;
   }
-  label_t field = {view("claim"), claim->id.name};
+  key_value_t field = {view("claim"), claim->id.name};
   say("prepared", &field, 1);
   prepared->memo = (driver_list_u8_t){memo.ptr, memo.len};
   return true;
@@ -315,22 +327,22 @@ static bool is_ours(driver_list_u8_t memo) {
 }
 
 void exports_nodedock_driver_preparation_unprepare(
-    exports_nodedock_driver_preparation_context_t *context, exports_nodedock_driver_preparation_list_live_claim_t *claims,
+    exports_nodedock_driver_preparation_context_t *context, exports_nodedock_driver_preparation_list_claim_record_t *claims,
     exports_nodedock_driver_preparation_list_unprepare_outcome_t *outcomes) {
   (void)context;
   outcomes->len = claims->len;
   outcomes->ptr = zeroed(claims->len, sizeof(unprepare_outcome_t));
   for (size_t i = 0; i < claims->len; i++) {
-    live_claim_t *live = &claims->ptr[i];
+    claim_record_t *record = &claims->ptr[i];
     unprepare_outcome_t *answer = &outcomes->ptr[i];
-    answer->uid = copy(live->claim.id.uid);
-    answer->outcome.is_err = !is_ours(live->memo);
+    answer->uid = copy(record->claim.id.uid);
+    answer->outcome.is_err = !is_ours(record->memo);
     if (answer->outcome.is_err) {
       text_t message = owned("the memo is not one that this driver writes");
-      answer->outcome.val.err = problem(NODEDOCK_DRIVER_TYPES_PROBLEM_KIND_INTERNAL, "bad-memo", message);
+      answer->outcome.val.err = problem(NODEDOCK_DRIVER_COMMON_PROBLEM_KIND_INTERNAL, "bad-memo", message);
       continue;
     }
-    label_t field = {view("claim"), live->claim.id.name};
+    key_value_t field = {view("claim"), record->claim.id.name};
     say("unprepared", &field, 1);
   }
 }

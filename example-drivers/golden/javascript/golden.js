@@ -3,9 +3,9 @@
 // Every call runs in a fresh instance of this program, in the state that `jco` recorded after it ran this file. Variables do not keep
 // their value until the next call: state that must persist goes into the memo of a claim.
 
-import * as ledger from "nodedock:driver/ledger@0.1.0";
-import * as log from "nodedock:driver/log@0.1.0";
-import * as sysfs from "nodedock:driver/sysfs@0.1.0";
+import * as log from "nodedock:driver/log@0.2.0";
+import * as preparedClaims from "nodedock:driver/prepared-claims@0.2.0";
+import * as sysfs from "nodedock:driver/sysfs@0.2.0";
 
 const POOL = "slots";
 const SLOTS = ["slot-0", "slot-1"];
@@ -29,16 +29,18 @@ export const identity = {
       capabilities: {
         sysfsRead: [CPUS],
         sysfsWrite: [],
+        hostFiles: [],
+        pciDriver: [],
         deviceNodes: [],
         mounts: [],
         hooks: [],
         env: ["GOLDEN_*"],
         netDevices: [],
       },
-      limits: { memoryMib: undefined, wallMs: undefined, cpuMs: undefined },
+      limits: { memoryMib: undefined, wallMs: undefined, cpuMs: undefined, concurrentCalls: undefined },
       eventSubsystems: [],
       discoveryPeriodSeconds: undefined,
-      annotations: [["language", "javascript"]],
+      annotations: [{ key: "language", value: "javascript" }],
     };
   },
 };
@@ -47,10 +49,7 @@ export const discovery = {
   discover(_context, _trigger) {
     // For a file that is not granted or does not exist the host throws its problem, which is the result of this call.
     const cpus = sysfs.read(CPUS);
-    log.write("info", "discovered", [
-      ["devices", String(SLOTS.length)],
-      ["claims", String(ledger.claims().length)],
-    ]);
+    say("discovered", { devices: String(SLOTS.length), claims: String(countPrepared()) });
     const devices = SLOTS.map((name, index) => slot(index, name, cpus));
     return { pools: [{ name: POOL, devices, sharedCounters: [], extendedResource: undefined, annotations: [] }] };
   },
@@ -61,9 +60,24 @@ export const preparation = {
     return claims.map((claim) => ({ uid: claim.id.uid, outcome: outcome(prepare, claim) }));
   },
   unprepare(_context, claims) {
-    return claims.map((live) => ({ uid: live.claim.id.uid, outcome: outcome(unprepare, live) }));
+    return claims.map((record) => ({ uid: record.claim.id.uid, outcome: outcome(unprepare, record) }));
   },
 };
+
+function say(message, fields) {
+  log.write("info", message, Object.entries(fields).map(([key, value]) => ({ key, value })));
+}
+
+/** Counts the prepared claims over all pages. */
+function countPrepared() {
+  let page = preparedClaims.all(undefined);
+  let count = page.claims.length;
+  while (page.next !== undefined) {
+    page = preparedClaims.all(page.next);
+    count += page.claims.length;
+  }
+  return count;
+}
 
 /** A problem that is thrown for one claim is that claim's outcome, and the others get theirs. */
 function outcome(work, argument) {
@@ -98,11 +112,11 @@ function slot(index, name, cpus) {
 function prepare(claim) {
   const chosen = claim.devices.map((allocated) => ({ allocated, mode: modeOf(claim, allocated) }));
   const memo = chosen.map(({ allocated, mode }) => `${allocated.device} ${mode}\n`).join("");
-  const before = ledger.get(claim.id.uid);
-  if (before !== undefined && new TextDecoder().decode(before.memo) !== memo) {
+  const before = preparedClaims.get(claim.id.uid);
+  if (before?.prepared && new TextDecoder().decode(before.memo) !== memo) {
     throw new Refusal("invalid", "prepared-otherwise", "the claim is prepared with other devices or modes");
   }
-  log.write("info", "prepared", [["claim", claim.id.name]]);
+  say("prepared", { claim: claim.id.name });
   return {
     devices: chosen.map(({ allocated, mode }) => ready(allocated, mode)),
     edits: edits([]),
@@ -111,15 +125,15 @@ function prepare(claim) {
   };
 }
 
-/** What the last of the configs for this device says: those of the claim come after those of its class. */
+/** What the last of the parameters for this device say: those of the claim come after those of its class. */
 function modeOf(claim, allocated) {
   if (allocated.pool !== POOL || !SLOTS.includes(allocated.device)) {
     throw new Refusal("not-found", "no-such-device", `there is no ${allocated.pool}/${allocated.device}`);
   }
   const names = [allocated.request, baseRequest(allocated)];
   const applies = ({ requests }) => requests.length === 0 || requests.some((request) => names.includes(request));
-  const config = claim.configs.filter(applies).at(-1);
-  const mode = config === undefined ? MODES[0] : modeIn(config.parameters);
+  const last = claim.parameters.filter(applies).at(-1);
+  const mode = last === undefined ? MODES[0] : modeIn(last.parameters);
   if (!MODES.includes(mode)) {
     throw new Refusal("invalid", "no-such-mode", `mode "${mode}" is not one of normal, quiet`);
   }
@@ -150,7 +164,7 @@ function ready(allocated, mode) {
     pool: allocated.pool,
     device: allocated.device,
     shareId: allocated.shareId,
-    edits: edits([[name, mode]]),
+    edits: edits([{ key: name, value: mode }]),
     status: undefined,
   };
 }
@@ -164,14 +178,14 @@ function edits(env) {
   return { env, deviceNodes: [], mounts: [], netDevices: [], hooks: [], additionalGids: [], intelRdt: undefined };
 }
 
-function unprepare(live) {
+function unprepare(record) {
   // A claim whose prepare did not complete has no memo and nothing to unprepare.
-  const lines = new TextDecoder().decode(live.memo).split("\n").filter((line) => line !== "");
+  const lines = new TextDecoder().decode(record.memo).split("\n").filter((line) => line !== "");
   for (const line of lines) {
     const [device, mode] = line.split(" ");
     if (!SLOTS.includes(device) || !MODES.includes(mode)) {
       throw new Refusal("internal", "bad-memo", "the memo is not one that this driver writes");
     }
   }
-  log.write("info", "unprepared", [["claim", live.claim.id.name]]);
+  say("unprepared", { claim: record.claim.id.name });
 }

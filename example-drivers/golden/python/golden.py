@@ -9,24 +9,20 @@ import json
 from componentize_py_types import Err, Ok
 from wit_world import exports
 from wit_world.exports.identity import Capabilities, DriverInfo, Limits
-from wit_world.imports import ledger, log, sysfs
+from wit_world.imports import log, prepared_claims, sysfs
 from wit_world.imports.log import Level
-from wit_world.imports.types import (
+from wit_world.imports.claims import PreparedClaim, PreparedDevice, PrepareOutcome, UnprepareOutcome
+from wit_world.imports.common import KeyValue, Problem, ProblemKind
+from wit_world.imports.container_edits import ContainerEdits
+from wit_world.imports.inventory import (
     Attribute,
     AttributeValue_Boolean,
     AttributeValue_Int,
     AttributeValue_Text,
     AttributeValue_Version,
     Device,
-    Edits,
     Inventory,
     Pool,
-    PreparedClaim,
-    PreparedDevice,
-    PrepareOutcome,
-    Problem,
-    ProblemKind,
-    UnprepareOutcome,
 )
 
 POOL = "slots"
@@ -44,16 +40,18 @@ class Identity(exports.Identity):
             capabilities=Capabilities(
                 sysfs_read=[CPUS],
                 sysfs_write=[],
+                host_files=[],
+                pci_driver=[],
                 device_nodes=[],
                 mounts=[],
                 hooks=[],
                 env=["GOLDEN_*"],
                 net_devices=[],
             ),
-            limits=Limits(memory_mib=None, wall_ms=None, cpu_ms=None),
+            limits=Limits(memory_mib=None, wall_ms=None, cpu_ms=None, concurrent_calls=None),
             event_subsystems=[],
             discovery_period_seconds=None,
-            annotations=[("language", "python")],
+            annotations=[KeyValue("language", "python")],
         )
 
 
@@ -61,7 +59,7 @@ class Discovery(exports.Discovery):
     def discover(self, ctx, trigger):
         # For a file that is not granted or does not exist the host raises its problem, which is the result of this call.
         cpus = sysfs.read(CPUS)
-        log.write(Level.INFO, "discovered", [("devices", str(len(SLOTS))), ("claims", str(len(ledger.claims())))])
+        say("discovered", devices=str(len(SLOTS)), claims=str(count_prepared()))
         devices = [slot(index, name, cpus) for index, name in enumerate(SLOTS)]
         return Inventory([Pool(POOL, devices, shared_counters=[], extended_resource=None, annotations=[])])
 
@@ -71,7 +69,21 @@ class Preparation(exports.Preparation):
         return [PrepareOutcome(claim.id.uid, outcome(prepare, claim)) for claim in claims]
 
     def unprepare(self, ctx, claims):
-        return [UnprepareOutcome(live.claim.id.uid, outcome(unprepare, live)) for live in claims]
+        return [UnprepareOutcome(record.claim.id.uid, outcome(unprepare, record)) for record in claims]
+
+
+def say(message, **fields):
+    log.write(Level.INFO, message, [KeyValue(key, value) for key, value in fields.items()])
+
+
+def count_prepared():
+    """Counts the prepared claims over all pages."""
+    page = prepared_claims.all(None)
+    count = len(page.claims)
+    while page.next is not None:
+        page = prepared_claims.all(page.next)
+        count += len(page.claims)
+    return count
 
 
 def outcome(function, argument):
@@ -105,20 +117,20 @@ def slot(index, name, cpus):
 def prepare(claim):
     chosen = [(allocated, mode_of(claim, allocated)) for allocated in claim.devices]
     memo = "".join(f"{allocated.device} {mode}\n" for allocated, mode in chosen).encode()
-    before = ledger.get(claim.id.uid)
-    if before is not None and before.memo != memo:
+    before = prepared_claims.get(claim.id.uid)
+    if before is not None and before.prepared and before.memo != memo:
         raise invalid("prepared-otherwise", "the claim is prepared with other devices or modes")
-    log.write(Level.INFO, "prepared", [("claim", claim.id.name)])
+    say("prepared", claim=claim.id.name)
     return PreparedClaim([ready(*choice) for choice in chosen], edits([]), annotations=[], memo=memo)
 
 
 def mode_of(claim, allocated):
-    """Returns the mode of the last config for this device: those of the claim come after those of its class."""
+    """Returns the mode of the last parameters for this device: those of the claim come after those of its class."""
     if allocated.pool != POOL or allocated.device not in SLOTS:
         raise Err(problem(ProblemKind.NOT_FOUND, "no-such-device", f"there is no {allocated.pool}/{allocated.device}"))
     requests = {allocated.request, base_request(allocated)}
-    configs = [config for config in claim.configs if not config.requests or requests & set(config.requests)]
-    mode = mode_in(configs[-1].parameters) if configs else MODES[0]
+    entries = [entry for entry in claim.parameters if not entry.requests or requests & set(entry.requests)]
+    mode = mode_in(entries[-1].parameters) if entries else MODES[0]
     if mode not in MODES:
         raise invalid("no-such-mode", f'mode "{mode}" is not one of normal, quiet')
     return mode
@@ -144,7 +156,7 @@ def ready(allocated, mode):
         pool=allocated.pool,
         device=allocated.device,
         share_id=allocated.share_id,
-        edits=edits([("GOLDEN_" + allocated.device.upper().replace("-", "_"), mode)]),
+        edits=edits([KeyValue("GOLDEN_" + allocated.device.upper().replace("-", "_"), mode)]),
         status=None,
     )
 
@@ -155,16 +167,16 @@ def base_request(allocated):
 
 
 def edits(env):
-    return Edits(env, device_nodes=[], mounts=[], net_devices=[], hooks=[], additional_gids=[], intel_rdt=None)
+    return ContainerEdits(env, device_nodes=[], mounts=[], net_devices=[], hooks=[], additional_gids=[], intel_rdt=None)
 
 
-def unprepare(live):
+def unprepare(record):
     # A claim whose prepare did not complete has no memo and nothing to unprepare.
-    for line in live.memo.decode(errors="replace").splitlines():
+    for line in record.memo.decode(errors="replace").splitlines():
         device, _, mode = line.partition(" ")
         if device not in SLOTS or mode not in MODES:
             raise Err(problem(ProblemKind.INTERNAL, "bad-memo", "the memo is not one that this driver writes"))
-    log.write(Level.INFO, "unprepared", [("claim", live.claim.id.name)])
+    say("unprepared", claim=record.claim.id.name)
 
 
 def problem(kind, code, message):

@@ -6,8 +6,8 @@ mod tests;
 use std::collections::BTreeMap;
 
 use nodedock_sdk::{
-    AllocatedDevice, AttributeValue, Claim, Context, Device, Driver, DriverInfo, Edits, Host, Inventory,
-    LiveClaim, Pool, Prepared, Problem, Trigger,
+    AllocatedDevice, AttributeValue, Claim, ClaimRecord, ContainerEdits, Context, Device, Driver, DriverInfo,
+    Host, Inventory, Pool, Prepared, Problem, Trigger,
 };
 const POOL: &str = "slots";
 const SLOTS: [&str; 2] = ["slot-0", "slot-1"];
@@ -33,7 +33,7 @@ impl Driver for Golden {
     fn discover(host: &Host, _: &Context, _: &Trigger) -> Result<Inventory, Problem> {
         // Returns the host's problem for a file that is not granted or does not exist.
         let cpus = host.sysfs().read(CPUS)?;
-        let (devices, claims) = (SLOTS.len().to_string(), host.ledger().claims().len().to_string());
+        let (devices, claims) = (SLOTS.len().to_string(), host.prepared_claims().all().count().to_string());
         host.log().info("discovered", &[("devices", devices.as_str()), ("claims", claims.as_str())]);
         let slots = SLOTS.iter().zip(0i64..).map(|(name, index)| slot(index, name, &cpus));
         Ok(Inventory::new().pool(Pool::new(POOL).devices(slots)))
@@ -44,10 +44,11 @@ impl Driver for Golden {
         let mut prepared = Prepared::each(claim, |allocated| {
             let mode = mode_of(claim, allocated)?;
             memo += &format!("{} {mode}\n", allocated.device);
-            Ok(Edits::new().env(variable(&allocated.device), mode))
+            Ok(ContainerEdits::new().env(variable(&allocated.device), mode))
         })?;
         prepared.memo = memo.into_bytes();
-        if host.ledger().get(&claim.id.uid).is_some_and(|before| before.memo != prepared.memo) {
+        let before = host.prepared_claims().get(&claim.id.uid).filter(|record| record.prepared);
+        if before.is_some_and(|before| before.memo != prepared.memo) {
             let message = "the claim is prepared with other devices or modes";
             return Err(Problem::invalid("prepared-otherwise", message));
         }
@@ -55,7 +56,7 @@ impl Driver for Golden {
         Ok(prepared)
     }
 
-    fn unprepare(host: &Host, _: &Context, live: &LiveClaim) -> Result<(), Problem> {
+    fn unprepare(host: &Host, _: &Context, live: &ClaimRecord) -> Result<(), Problem> {
         // A claim whose prepare did not complete has no memo and nothing to unprepare.
         if !String::from_utf8_lossy(&live.memo).lines().all(is_ours) {
             return Err(Problem::internal("bad-memo", "the memo is not one that this driver writes"));
@@ -81,7 +82,8 @@ fn mode_of(claim: &Claim, allocated: &AllocatedDevice) -> Result<String, Problem
     if pool != POOL || !SLOTS.contains(&device.as_str()) {
         return Err(Problem::not_found("no-such-device", format!("there is no {pool}/{device}")));
     }
-    let mode = claim.config::<Parameters>(request)?.map_or_else(|| Ok(MODES[0].to_owned()), mode_in)?;
+    let mode =
+        claim.parse_parameters::<Parameters>(request)?.map_or_else(|| Ok(MODES[0].to_owned()), mode_in)?;
     if !MODES.contains(&mode.as_str()) {
         let message = format!("mode \"{mode}\" is not one of normal, quiet");
         return Err(Problem::invalid("no-such-mode", message));

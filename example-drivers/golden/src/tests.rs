@@ -1,5 +1,5 @@
 use nodedock_sdk::testing::{Grant, Harness};
-use nodedock_sdk::{AttributeValue, Claim, ConfigSource, ProblemKind};
+use nodedock_sdk::{AttributeValue, Claim, ParametersSource, ProblemKind};
 
 use crate::{CPUS, Golden};
 
@@ -29,11 +29,9 @@ fn the_shipped_grant_is_all_that_it_needs() {
 
 #[test]
 fn each_device_has_the_mode_that_was_asked_for_it() {
-    let claim = claim().config_entry(ConfigSource::DeviceClass, [], r#"{"mode": "quiet"}"#).config_entry(
-        ConfigSource::Claim,
-        ["right"],
-        "{}",
-    );
+    let claim = claim()
+        .with_parameters(ParametersSource::DeviceClass, [], r#"{"mode": "quiet"}"#)
+        .with_parameters(ParametersSource::Claim, ["right"], "{}");
     let prepared = node().prepare(&claim).unwrap();
     assert_eq!(prepared.memo, b"slot-0 quiet\nslot-1 normal\n");
 }
@@ -42,7 +40,8 @@ fn each_device_has_the_mode_that_was_asked_for_it() {
 fn a_mode_that_is_none_is_refused_for_good() {
     for (parameters, code) in [(r#"{"mode": "loud"}"#, "no-such-mode"), (r#"{"made": 1}"#, "bad-parameters")]
     {
-        let problem = node().prepare(&claim().config_entry(ConfigSource::Claim, [], parameters)).unwrap_err();
+        let problem =
+            node().prepare(&claim().with_parameters(ParametersSource::Claim, [], parameters)).unwrap_err();
         assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Invalid, code));
     }
 }

@@ -6,7 +6,6 @@ use nodedock_sdk::{Problem, parse_json};
 use serde::Deserialize;
 
 const DEVICES_MAX: u64 = 4096;
-/// A whole GPU has the identities of its partitions, and a device has at most 16.
 const PARTITIONS_MAX: u32 = 15;
 /// Counter sets of a pool (`resource.k8s.io/v1`): one for each GPU with partitions.
 const COUNTER_SETS_MAX: u32 = 8;
@@ -242,14 +241,6 @@ impl PoolConfig {
             low >> 48,
             low & 0xffff_ffff_ffff
         )
-    }
-
-    /// A whole GPU has the identities of its parts, so that the host does not prepare it together with any of them.
-    pub(crate) fn identities(&self, node: &str, gpu: Gpu) -> Vec<String> {
-        let identity = |gpu| format!("mock-gpu:{}", self.uuid(node, gpu));
-        let parts = (0..self.partitions).filter(|_| gpu.partition.is_none());
-        let parts = parts.map(|partition| identity(Gpu { partition: Some(partition), ..gpu }));
-        std::iter::once(identity(gpu)).chain(parts).collect()
     }
 }
 

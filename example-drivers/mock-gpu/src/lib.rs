@@ -6,9 +6,9 @@ mod sharing;
 mod tests;
 
 use nodedock_sdk::{
-    AllocatedDevice, AttributeValue, Capacity, CapacityChoice, CapacityPolicy, Claim, Configuration, Context,
-    CounterSet, Device, DeviceHealth, Driver, DriverInfo, Edits, Health, Host, Inventory, LiveClaim,
-    Outcomes, Pool, Prepared, Problem, Trigger,
+    AllocatedDevice, AttributeValue, Capacity, CapacityChoice, CapacityPolicy, Claim, ClaimRecord,
+    Configuration, ContainerEdits, Context, CounterSet, Device, DeviceHealth, Driver, DriverInfo, Health,
+    Host, Inventory, Pool, Prepared, Problem, Trigger,
 };
 use serde::{Deserialize, Serialize};
 
@@ -45,38 +45,18 @@ impl Driver for MockGpu {
     }
 
     fn prepare(host: &Host, ctx: &Context, claim: &Claim) -> Result<Prepared, Problem> {
-        prepare(&Config::read(&ctx.config)?, ctx, claim, &uses_of_others(host, claim)?)
+        let config = Config::read(&ctx.config)?;
+        let used = uses_of_others(host, &config, claim)?;
+        prepare(&config, ctx, claim, &used)
     }
 
-    fn unprepare(host: &Host, _: &Context, live: &LiveClaim) -> Result<(), Problem> {
+    fn unprepare(host: &Host, _: &Context, live: &ClaimRecord) -> Result<(), Problem> {
         match live.memo::<Memo>() {
             Ok(memo) => log_reset(host, &memo.unwrap_or_default()),
             // A later unprepare could not parse the memo either, and the claim must not stay forever.
             Err(problem) => host.log().warn("memo cannot be read", &[("reason", problem.message.as_str())]),
         }
         Ok(())
-    }
-
-    /// The ledger does not yet have the earlier claims of the batch, so they are recorded here.
-    fn prepare_batch(host: &Host, ctx: &Context, claims: &[Claim]) -> Outcomes<Prepared> {
-        let mut batch: Vec<(String, Vec<Holding>)> = Vec::new();
-        let mut outcomes = Vec::new();
-        for claim in claims {
-            let outcome = Config::read(&ctx.config).and_then(|config| {
-                let mut used = uses_of_others(host, claim)?;
-                used.extend(
-                    batch.iter().filter(|(uid, _)| *uid != claim.id.uid).flat_map(|(_, used)| used.clone()),
-                );
-                prepare(&config, ctx, claim, &used)
-            });
-            if let Ok(prepared) = &outcome {
-                let live = LiveClaim { memo: prepared.memo.clone(), ..LiveClaim::default() };
-                let memo = live.memo::<Memo>().ok().flatten().unwrap_or_default();
-                batch.push((claim.id.uid.clone(), memo.devices));
-            }
-            outcomes.push((claim.id.uid.clone(), outcome));
-        }
-        outcomes
     }
 }
 
@@ -124,7 +104,7 @@ fn publish_gpu(ctx: &Context, config: &Config, pool: &PoolConfig, gpu: Gpu) -> D
         .attribute("partition", gpu.partition.is_some())
         .attribute("driverVersion", AttributeValue::version(&config.driver_version))
         .allow_multiple_allocations(pool.shared);
-    let device = pool.identities(&ctx.node_name, gpu).into_iter().fold(device, Device::identity);
+    let device = device.identity(format!("mock-gpu:{}", pool.uuid(&ctx.node_name, gpu)));
     let device = pool.numa_node_of(gpu).into_iter().fold(device, Device::numa_node);
     let device = if pool.partitions == 0 {
         device
@@ -145,31 +125,49 @@ fn whole_gibibytes(most: String) -> CapacityPolicy {
     CapacityPolicy { default_amount: Some("1Gi".to_owned()), choice }
 }
 
-/// Returns the settings of devices that other claims use.
-fn uses_of_others(host: &Host, claim: &Claim) -> Result<Vec<Holding>, Problem> {
+/// Returns the settings of devices that other claims use or are about to use: two that do not go together are never both prepared.
+fn uses_of_others(host: &Host, config: &Config, claim: &Claim) -> Result<Vec<Holding>, Problem> {
     let mut used = Vec::new();
     for AllocatedDevice { pool, device, .. } in &claim.devices {
-        for live in host.ledger().holders(pool, device) {
-            if live.claim.id.uid != claim.id.uid {
-                used.extend(live.memo::<Memo>()?.unwrap_or_default().devices);
+        for other in host.prepared_claims().using(pool, device) {
+            if other.claim.id.uid == claim.id.uid {
+                continue;
+            }
+            if other.prepared {
+                used.extend(other.memo::<Memo>()?.unwrap_or_default().devices);
+            } else {
+                // A claim with bad parameters is refused, and so uses nothing.
+                let holding = |allocated| holding(config, &other.claim, allocated).ok().flatten();
+                used.extend(other.claim.devices.iter().filter_map(holding));
             }
         }
     }
     Ok(used)
 }
 
+/// Returns the settings of an allocated device; `None` with admin access, which uses nothing.
+fn holding(config: &Config, claim: &Claim, allocated: &AllocatedDevice) -> Result<Option<Holding>, Problem> {
+    let sharing = sharing(config, claim, allocated)?;
+    let AllocatedDevice { pool, device, .. } = allocated.clone();
+    Ok((!allocated.admin_access).then_some(Holding { pool, device, sharing }))
+}
+
+fn sharing(config: &Config, claim: &Claim, allocated: &AllocatedDevice) -> Result<Sharing, Problem> {
+    let (pool, _) = config.find(&allocated.pool, &allocated.device)?;
+    match claim.parse_parameters::<Parameters>(&allocated.request)? {
+        Some(parameters) => parameters.sharing(),
+        None => Ok(Sharing::default_of(pool.shared)),
+    }
+}
+
 fn prepare(config: &Config, ctx: &Context, claim: &Claim, used: &[Holding]) -> Result<Prepared, Problem> {
     let mut memo = Memo::default();
     let prepared = Prepared::each(claim, |allocated| {
         let (pool, gpu) = config.find(&allocated.pool, &allocated.device)?;
-        let sharing = match claim.config::<Parameters>(&allocated.request)? {
-            Some(parameters) => parameters.sharing()?,
-            None => Sharing::default_of(pool.shared),
-        };
-        if !allocated.admin_access {
-            refuse_mismatch(allocated, &sharing, used)?;
-            let AllocatedDevice { pool, device, .. } = allocated.clone();
-            memo.devices.push(Holding { pool, device, sharing: sharing.clone() });
+        let sharing = sharing(config, claim, allocated)?;
+        if let Some(holding) = holding(config, claim, allocated)? {
+            refuse_mismatch(&holding, used)?;
+            memo.devices.push(holding);
         }
         Ok(edits(ctx, pool, gpu, allocated, &sharing))
     })?;
@@ -183,8 +181,8 @@ fn log_reset(host: &Host, memo: &Memo) {
 }
 
 /// Claims that share a device must have equal settings, and an exclusive claim must be the only one.
-fn refuse_mismatch(allocated: &AllocatedDevice, sharing: &Sharing, used: &[Holding]) -> Result<(), Problem> {
-    let AllocatedDevice { pool, device, .. } = allocated;
+fn refuse_mismatch(wanted: &Holding, used: &[Holding]) -> Result<(), Problem> {
+    let Holding { pool, device, sharing } = wanted;
     let same_device = |holding: &&Holding| holding.pool == *pool && holding.device == *device;
     let Some(other) = used.iter().filter(same_device).find(|other| !sharing.goes_with(&other.sharing)) else {
         return Ok(());
@@ -203,9 +201,9 @@ fn edits(
     gpu: Gpu,
     allocated: &AllocatedDevice,
     sharing: &Sharing,
-) -> Edits {
+) -> ContainerEdits {
     let prefix = pool.env_prefix(gpu);
-    let mut edits = Edits::new()
+    let mut edits = ContainerEdits::new()
         .env(&prefix, pool.uuid(&ctx.node_name, gpu))
         .env(format!("{prefix}_SHARING"), sharing.strategy());
     if let Some(interval) = sharing.interval() {

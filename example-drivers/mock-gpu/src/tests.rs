@@ -1,7 +1,7 @@
 use nodedock_sdk::testing::{Grant, Harness, bounds};
 use nodedock_sdk::{
-    AllocatedDevice, AttributeValue, Claim, ConfigSource, Configuration, Context, Counter, Driver,
-    HealthState, LiveClaim, ProblemKind,
+    AllocatedDevice, AttributeValue, Claim, ClaimRecord, Configuration, Context, Counter, HealthState,
+    ParametersSource, Prepared, Problem, ProblemKind,
 };
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ fn claim(uid: &str) -> Claim {
 }
 
 fn sharing(uid: &str, parameters: Value) -> Claim {
-    claim(uid).config_entry(ConfigSource::Claim, [], json!({ "sharing": parameters }).to_string())
+    claim(uid).with_parameters(ParametersSource::Claim, [], json!({ "sharing": parameters }).to_string())
 }
 
 fn env(node: &Harness<MockGpu>, claim: &Claim) -> Vec<(String, String)> {
@@ -95,9 +95,8 @@ fn partitions_take_from_their_gpu_and_are_not_handed_out_beside_it() {
         (whole.consumes[0].counters[0].value.as_str(), part.consumes[0].counters[0].value.as_str()),
         ("80Gi", "40Gi")
     );
-    assert!(whole.identity.contains(&part.identity[0]));
     let other = inventory.device("gpus", "gpu-0-part-0").unwrap();
-    assert_ne!(other.identity, part.identity);
+    assert!(whole.identity != part.identity && other.identity != part.identity);
 
     let claim = Claim::new("n", "c", "u").device("r", "gpus", "gpu-0-part-1");
     assert!(value(&env(&node, &claim), "MOCK_GPU_0_PART_1").is_some());
@@ -116,7 +115,7 @@ fn a_claim_gets_its_gpu_and_how_it_is_shared() {
 fn the_claims_parameters_win_over_those_of_the_class() {
     let class = json!({"sharing": {"strategy": "SpacePartitioning"}}).to_string();
     let claim = sharing("u", json!({"strategy": "TimeSlicing", "timeSlicing": {"interval": "Long"}}))
-        .config_entry(ConfigSource::DeviceClass, [], class);
+        .with_parameters(ParametersSource::DeviceClass, [], class);
     let env = env(&shared_node(), &claim);
     assert_eq!(value(&env, "MOCK_GPU_0_SHARING"), Some("TimeSlicing"));
     assert_eq!(value(&env, "MOCK_GPU_0_INTERVAL"), Some("Long"));
@@ -155,16 +154,23 @@ fn a_repeated_prepare_is_not_in_its_own_way() {
 }
 
 #[test]
-fn claims_of_one_batch_see_each_other() {
+fn claims_that_do_not_go_together_are_not_both_prepared_by_one_call() {
     let node = shared_node();
-    let ctx = Context {
-        config: json!({"pools": [{"name": "gpus", "count": 1, "shared": true}]}).to_string(),
-        ..Context::default()
-    };
-    let claims = [sharing("one", json!({"strategy": "Exclusive"})), claim("two")];
-    let outcomes = MockGpu::prepare_batch(&node.fake().host(), &ctx, &claims);
-    assert!(outcomes[0].1.is_ok());
-    assert_eq!(outcomes[1].1.as_ref().unwrap_err().code, "sharing-mismatch");
+    let exclusive = || sharing("one", json!({"strategy": "Exclusive"}));
+    let refused =
+        |outcome: &Result<Prepared, Problem>| outcome.as_ref().unwrap_err().code == "sharing-mismatch";
+    let outcomes = node.prepare_batch(&[exclusive(), claim("two")]);
+    assert!(outcomes.iter().all(|(_, outcome)| refused(outcome)));
+    node.unprepare("two").unwrap();
+    node.prepare(&exclusive()).unwrap();
+    assert!(refused(&node.prepare(&claim("two"))));
+}
+
+#[test]
+fn a_claim_that_is_refused_is_in_no_others_way() {
+    let node = shared_node();
+    node.prepare(&sharing("one", json!({"strategy": "Magic"}))).unwrap_err();
+    node.prepare(&sharing("two", json!({"strategy": "Exclusive"}))).unwrap();
 }
 
 #[test]
@@ -202,7 +208,7 @@ fn parameters_that_cannot_work_are_refused_with_the_reason() {
         let refused = MockGpu::validate_parameters(&parameters.to_string()).unwrap_err();
         assert_eq!((refused.kind, refused.code.as_str()), (ProblemKind::Invalid, code));
         assert!(refused.message.contains(reason), "{refused} lacks {reason}");
-        let claim = claim("u").config_entry(ConfigSource::Claim, [], parameters.to_string());
+        let claim = claim("u").with_parameters(ParametersSource::Claim, [], parameters.to_string());
         assert_eq!(shared_node().prepare(&claim).unwrap_err().code, code);
     }
     let typed = json!({"apiVersion": "mock-gpu.nodedock.dev/v1", "kind": "GpuConfig", "sharing": {"strategy": "TimeSlicing"}});
@@ -271,7 +277,9 @@ fn what_is_not_simulated_is_not_found() {
 #[test]
 fn a_memo_of_another_driver_version_is_a_problem() {
     let node = shared_node();
-    node.fake().claim(LiveClaim { claim: claim("old"), memo: b"v0".to_vec(), ..LiveClaim::default() });
+    let old =
+        ClaimRecord { claim: claim("old"), prepared: true, memo: b"v0".to_vec(), ..ClaimRecord::default() };
+    node.fake().claim(old);
     let problem = node.prepare(&claim("new")).unwrap_err();
     assert_eq!(problem.code, "bad-memo");
     assert_eq!(bounds::problem(&problem), Vec::<String>::new());

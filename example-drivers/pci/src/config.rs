@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use nodedock_sdk::pci::normal_hex;
 use nodedock_sdk::{Problem, parse_json};
 use serde::Deserialize;
 
@@ -99,16 +100,6 @@ impl Selector {
             && self.class.as_ref().is_none_or(|class| function.class.starts_with(class.as_str()))
             && same(&self.driver, function.driver.as_deref().unwrap_or_default())
     }
-}
-
-fn normal_hex(number: &str, lengths: &[usize]) -> Result<String, String> {
-    let number = number.to_ascii_lowercase();
-    let digits = number.strip_prefix("0x").unwrap_or_default();
-    if lengths.contains(&digits.len()) && digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-        return Ok(number);
-    }
-    let lengths: Vec<_> = lengths.iter().map(usize::to_string).collect();
-    Err(format!("{number:?} is not 0x and {} hex digits", lengths.join(" or ")))
 }
 
 fn bad(pool: &str, reason: &str) -> Problem {

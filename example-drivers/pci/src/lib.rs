@@ -6,12 +6,13 @@ mod function;
 mod tests;
 
 use nodedock_sdk::{
-    AllocatedDevice, Claim, Configuration, Context, Device, Driver, DriverInfo, Edits, Host, Inventory, Pool,
-    Prepared, Problem, Trigger, dns_label,
+    AllocatedDevice, Claim, Configuration, ContainerEdits, Context, Device, Driver, DriverInfo, Host,
+    Inventory, Pool, Prepared, Problem, Trigger, dns_label,
 };
 
 use config::Config;
-use function::{Address, FILES, Function, LINKS, NODE_CLASSES};
+use function::{FILES, Function, LINKS, NODE_CLASSES};
+use nodedock_sdk::pci::Address;
 
 struct Pci;
 
@@ -75,31 +76,25 @@ fn empty_pool(config: &config::PoolConfig) -> Pool {
 }
 
 fn publish(function: &Function) -> Device {
-    let device = Device::new(dns_label(function.address.as_str()))
-        .attribute("resource.kubernetes.io/pciBusID", function.address.as_str())
-        .attribute_opt("resource.kubernetes.io/pcieRoot", function.root.clone())
+    // The host adds address, PCIe root and NUMA node as Kubernetes names them.
+    Device::new(dns_label(function.address.as_str()))
         .attribute("vendor", function.vendor.as_str())
         .attribute("device", function.device.as_str())
         .attribute("class", function.class.as_str())
         .attribute_opt("subsystemVendor", function.subsystem_vendor.clone())
         .attribute_opt("subsystemDevice", function.subsystem_device.clone())
         .attribute_opt("driver", function.driver.clone())
-        .attribute_opt("numaNode", function.numa_node)
         .attribute_opt("iommuGroup", function.iommu_group)
         .attribute_opt("currentLinkSpeed", function.link_speed.clone())
         .attribute_opt("currentLinkWidth", function.link_width)
-        .identity(format!("pci:{}", function.address.as_str()));
-    match function.numa_node {
-        Some(node) => device.numa_node(node),
-        None => device,
-    }
+        .identity(format!("pci:{}", function.address.as_str()))
 }
 
-fn hand_out(host: &Host, config: &Config, allocated: &AllocatedDevice) -> Result<Edits, Problem> {
+fn hand_out(host: &Host, config: &Config, allocated: &AllocatedDevice) -> Result<ContainerEdits, Problem> {
     let function = allocated_function(host, config, allocated)?;
     let address = function.address.as_str();
     let name = format!("PCIDEVICE_{}", dns_label(address).replace('-', "_").to_ascii_uppercase());
-    let mut edits = Edits::new().env(name, address);
+    let mut edits = ContainerEdits::new().env(name, address);
     for node in function.nodes(host)? {
         edits = edits.device_node(node);
     }

@@ -1,5 +1,5 @@
 use nodedock_sdk::testing::{FakeHost, Grant, Harness};
-use nodedock_sdk::{AttributeValue, Claim, Configuration, Edits, Problem, ProblemKind};
+use nodedock_sdk::{AttributeValue, Claim, Configuration, ContainerEdits, Problem, ProblemKind};
 use serde_json::{Value, json};
 
 use crate::Pci;
@@ -14,7 +14,6 @@ fn add_function(fake: &FakeHost, directory: &str, vendor: &str, class: &str, dri
         .file(&format!("{directory}/vendor"), format!("{vendor}\n"))
         .file(&format!("{directory}/device"), "0x1234\n")
         .file(&format!("{directory}/class"), format!("{class}\n"))
-        .file(&format!("{directory}/numa_node"), "-1\n")
         .dir(&format!("bus/pci/drivers/{driver}"))
         .link(&format!("{directory}/driver"), &format!("{up}bus/pci/drivers/{driver}"));
 }
@@ -29,8 +28,7 @@ fn node() -> Harness<Pci> {
     let fake = node.fake();
     add_function(fake, GPU, "0x10de", "0x030200", "gpu");
     add_function(fake, NIC, "0x8086", "0x020000", "nic");
-    fake.file(&format!("{GPU}/numa_node"), "1\n")
-        .file(&format!("{GPU}/subsystem_vendor"), "0x10de\n")
+    fake.file(&format!("{GPU}/subsystem_vendor"), "0x10de\n")
         .file(&format!("{GPU}/subsystem_device"), "0x0001\n")
         .file(&format!("{GPU}/current_link_speed"), "16.0 GT/s PCIe\n")
         .file(&format!("{GPU}/current_link_width"), "16\n")
@@ -45,11 +43,11 @@ fn gpu_claim() -> Claim {
     Claim::new("default", "demo", "uid").device("gpu", "pci", "0000-3b-00-0")
 }
 
-fn edits_of(node: &Harness<Pci>, claim: &Claim) -> Result<Edits, Problem> {
+fn edits_of(node: &Harness<Pci>, claim: &Claim) -> Result<ContainerEdits, Problem> {
     node.prepare(claim).map(|mut prepared| prepared.devices.remove(0).edits)
 }
 
-fn paths(edits: &Edits) -> Vec<&str> {
+fn paths(edits: &ContainerEdits) -> Vec<&str> {
     edits.device_nodes.iter().map(|node| node.path.as_str()).collect()
 }
 
@@ -84,25 +82,19 @@ fn a_function_says_what_it_is_and_where() {
     let gpu = inventory.device("pci", "0000-3b-00-0").unwrap();
     let text = |text: &str| AttributeValue::Text(text.into());
     for (name, value) in [
-        ("resource.kubernetes.io/pciBusID", text("0000:3b:00.0")),
-        ("resource.kubernetes.io/pcieRoot", text("pci0000:3a")),
         ("vendor", text("0x10de")),
         ("device", text("0x1234")),
         ("class", text("0x030200")),
         ("subsystemVendor", text("0x10de")),
         ("subsystemDevice", text("0x0001")),
         ("driver", text("gpu")),
-        ("numaNode", AttributeValue::Int(1)),
         ("iommuGroup", AttributeValue::Int(27)),
         ("currentLinkSpeed", text("16.0 GT/s PCIe")),
         ("currentLinkWidth", AttributeValue::Int(16)),
     ] {
         assert_eq!(gpu.attribute_value(name), Some(&value), "{name}");
     }
-    assert_eq!(
-        (gpu.identity.as_slice(), gpu.numa_nodes.as_slice()),
-        (&["pci:0000:3b:00.0".to_owned()][..], &[1][..])
-    );
+    assert_eq!(gpu.identity, ["pci:0000:3b:00.0"]);
 }
 
 #[test]
@@ -114,12 +106,9 @@ fn what_the_kernel_does_not_know_is_left_out() {
         .remove(&format!("{NIC}/driver"));
     let inventory = node.discover().unwrap();
     let nic = inventory.device("pci", "0000-00-02-0").unwrap();
-    for name in
-        ["numaNode", "iommuGroup", "driver", "currentLinkSpeed", "currentLinkWidth", "subsystemVendor"]
-    {
+    for name in ["iommuGroup", "driver", "currentLinkSpeed", "currentLinkWidth", "subsystemVendor"] {
         assert_eq!(nic.attribute_value(name), None, "{name}");
     }
-    assert!(nic.numa_nodes.is_empty());
 }
 
 #[test]

@@ -5,8 +5,8 @@ mod script;
 mod tests;
 
 use nodedock_sdk::{
-    Claim, ClaimRef, Condition, Context, Device, DeviceStatus, Driver, DriverInfo, Edits, Host, Inventory,
-    LiveClaim, NetworkData, Outcomes, Pool, Prepared, Problem, Trigger,
+    Claim, ClaimRecord, ClaimRef, Condition, ConditionStatus, ContainerEdits, Context, Device, DeviceStatus,
+    Driver, DriverInfo, Host, Inventory, NetworkData, Outcomes, Pool, Prepared, Problem, Trigger,
 };
 
 pub use script::{RELEASE_UID, STRANGER_UID, Script, ScriptedWrite, WRITABLE, Word};
@@ -40,7 +40,7 @@ impl Driver for Scripted {
 
     fn discover(host: &Host, ctx: &Context, _: &Trigger) -> Result<Inventory, Problem> {
         let script = ctx.config::<Script>()?;
-        let is_blind = |uid: &String| host.ledger().get(uid).is_some();
+        let is_blind = |uid: &String| host.prepared_claims().get(uid).is_some();
         assert!(!script.blinded_by.as_ref().is_some_and(is_blind), "the script says not to look");
         let names = Word::ALL.iter().flat_map(|(name, _)| [(*name).to_owned(), format!("{name}-2")]);
         let plain = (0..script.devices).map(|number| format!("device-{number}"));
@@ -50,7 +50,7 @@ impl Driver for Scripted {
     }
 
     fn prepare(_: &Host, _: &Context, claim: &Claim) -> Result<Prepared, Problem> {
-        Prepared::each(claim, |_| Ok(Edits::new().env("SCRIPTED_CLAIM", &claim.id.name)))
+        Prepared::each(claim, |_| Ok(ContainerEdits::new().env("SCRIPTED_CLAIM", &claim.id.name)))
     }
 
     fn prepare_batch(host: &Host, ctx: &Context, claims: &[Claim]) -> Outcomes<Prepared> {
@@ -65,9 +65,9 @@ impl Driver for Scripted {
         claims.iter().flat_map(play_one).collect()
     }
 
-    fn unprepare_batch(host: &Host, ctx: &Context, claims: &[LiveClaim]) -> Outcomes<()> {
+    fn unprepare_batch(host: &Host, ctx: &Context, claims: &[ClaimRecord]) -> Outcomes<()> {
         log_call(host, "unprepare", claims.iter().map(|live| &live.claim.id));
-        let play_one = |live: &LiveClaim| match ctx.config::<Script>() {
+        let play_one = |live: &ClaimRecord| match ctx.config::<Script>() {
             Ok(script) => {
                 let id = &live.claim.id;
                 play(host, script.for_unprepare(&id.name), id, || Ok(()))
@@ -124,7 +124,7 @@ fn for_ever(mut work: impl FnMut()) -> ! {
 
 /// A driver has nothing to wait on, so it polls.
 fn hold(host: &Host) {
-    while host.ledger().get(RELEASE_UID).is_none() {
+    while host.prepared_claims().get(RELEASE_UID).is_none() {
         for turn in 0..SPIN {
             std::hint::black_box(turn);
         }
@@ -151,7 +151,7 @@ fn prepared(host: &Host, ctx: &Context, claim: &Claim, word: Word) -> Result<Pre
 fn status() -> DeviceStatus {
     let ready = Condition {
         kind: "Ready".to_owned(),
-        status: Some(true),
+        status: ConditionStatus::True,
         reason: "Scripted".to_owned(),
         message: "the script says so".to_owned(),
     };

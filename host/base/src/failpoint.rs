@@ -64,6 +64,14 @@ pub enum Point {
     SysfsWriteIntended,
     /// The write is executed, and recorded in memory only.
     SysfsWritten,
+    /// A PCI function's `driver_override` is written, and the function keeps its kernel driver.
+    BindOverridden,
+    /// The function has no kernel driver.
+    BindUnbound,
+    /// The function has its new kernel driver, and that is recorded in memory only.
+    BindProbed,
+    /// The progress of a driver is durable, and the driver does not know yet.
+    ProgressSaved,
     /// Before the restore of a value below `/sys`.
     PutBackBegun,
     /// The value is restored, and that is recorded in memory only.

@@ -19,7 +19,7 @@ use strum::IntoStaticStr;
 use tokio::sync::watch;
 
 use nodedock_model::{
-    ContainerAllocation, DriverClaim, DriverKind, DriverName, HealthReport, Inventory, LiveClaim,
+    ContainerAllocation, DriverClaim, DriverClaimRecord, DriverKind, DriverName, HealthReport, Inventory,
     PluginDevice, PreparedClaim, Problem, ProblemCode, Uid,
 };
 
@@ -135,7 +135,7 @@ pub trait ClaimDriver: Send + Sync {
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim>;
 
     /// Unprepares claims. An unknown claim is a success.
-    async fn unprepare(&self, call: &Call, claims: &[LiveClaim]) -> Outcomes<()>;
+    async fn unprepare(&self, call: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()>;
 }
 
 /// Previous versions of WASM drivers, for the claims that they prepared.
@@ -192,12 +192,18 @@ pub trait DeviceDriver: Send + Sync {
     async fn pre_start(&self, call: &Call, device_ids: &[String]) -> Result<(), Problem>;
 }
 
-/// A driver's view of its own live claims, from the checkpoint.
-pub trait Ledger: Send + Sync {
-    fn claims(&self, driver: &DriverName) -> Vec<LiveClaim>;
-    fn claim(&self, driver: &DriverName, uid: &str) -> Option<LiveClaim>;
-    /// Returns the claims that use this device, sorted by UID.
-    fn holders(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<LiveClaim>;
+/// A driver's view of the claims that it has prepared, or was called to prepare, from the checkpoint; without their progress.
+pub trait PreparedClaims: Send + Sync {
+    /// Returns at most `limit` claims with UIDs after `after`, sorted by UID; of all claims, or of those that use a device (pool and name).
+    fn after(
+        &self,
+        driver: &DriverName,
+        device: Option<(&str, &str)>,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Vec<DriverClaimRecord>;
+
+    fn get(&self, driver: &DriverName, uid: &str) -> Option<DriverClaimRecord>;
 }
 
 /// Completes a driver's result to one outcome per claim of the call: a missing claim is a defect of the driver, and outcomes of other

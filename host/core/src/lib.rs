@@ -6,6 +6,7 @@ pub mod cdi;
 pub mod cdi_watch;
 pub mod checkpoint;
 pub mod driver;
+pub mod hardware;
 pub mod manager;
 pub mod registry;
 pub mod sysfs;

@@ -30,6 +30,7 @@ use crate::cdi::CdiDir;
 use crate::cdi_watch::SpecEvent;
 use crate::checkpoint::Checkpoint;
 use crate::driver::{Call, NodeFacts};
+use crate::hardware::Hardware;
 use crate::manager::claims::machine::UnprepareRequest;
 use crate::manager::claims::metrics::{ClaimMetrics, UNPREPARE};
 use crate::manager::claims::prepare_retry::PrepareRetries;
@@ -55,6 +56,13 @@ pub use view::{PodResource, PodView, ResourceState};
 
 /// How often devices are chosen for a pod: each repetition means that another claim took one between the choice and the prepare.
 const CHOICES_MAX: usize = 4;
+/// Others have what a claim wants: another device may be free.
+const IN_USE: [ProblemCode; 4] = [
+    ProblemCode::DeviceHeld,
+    ProblemCode::CounterExceeded,
+    ProblemCode::CapacityExceeded,
+    ProblemCode::IncompatibleGroups,
+];
 
 /// Deadlines and facts of the node.
 #[derive(Debug, Clone)]
@@ -72,6 +80,8 @@ pub struct ManagerSettings {
     pub numa_nodes: Vec<u32>,
     /// The directory below which the node has the paths that plugins name.
     pub host_root: PathBuf,
+    /// Where the node has its devices.
+    pub hardware: Hardware,
     /// A kubelet allocates the devices of native device plugins, and knows alone which are free: requests for them are refused here.
     pub kubelet_allocates: bool,
 }
@@ -326,7 +336,7 @@ impl Manager {
             let refused = claims.split_off(request.claims.len()).into_iter();
             let refused: BTreeMap<_, _> = refused.filter_map(|o| Some((o.uid?, o.end.err()?))).collect();
             let mut held = refused.clone();
-            held.retain(|_, problem| problem.code == ProblemCode::DeviceHeld);
+            held.retain(|_, problem| IN_USE.iter().any(|code| problem.code == *code));
             if choices < CHOICES_MAX && !held.is_empty() && !self.tasks.is_stopping() {
                 choices += 1;
                 for claim in held.keys() {

@@ -28,8 +28,8 @@ use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::worded;
 use nodedock_model::{
-    ChangedKind, Device, DeviceName, DriverKind, DriverName, HealthReport, PoolName, Problem, ProblemCode,
-    Transition, limit,
+    ChangedKind, CounterSet, Device, DeviceName, DriverKind, DriverName, HealthReport, PoolName, Problem,
+    ProblemCode, Transition, limit,
 };
 
 worded! {
@@ -287,6 +287,24 @@ impl Registry {
         let inventory = self.0.state.read().serving.get(driver)?.picked().driver.inventory.clone()?;
         let (pool, device) = (PoolName::new(pool).ok()?, DeviceName::new(device).ok()?);
         inventory.borrow().inventory.device(&pool, &device).cloned()
+    }
+
+    /// Returns a device with the counter sets of its pool that it consumes from.
+    pub fn device_and_counters(
+        &self,
+        driver: &DriverName,
+        pool: &str,
+        device: &str,
+    ) -> Option<(Device, Vec<CounterSet>)> {
+        let inventory = self.0.state.read().serving.get(driver)?.picked().driver.inventory.clone()?;
+        let (pool, device) = (PoolName::new(pool).ok()?, DeviceName::new(device).ok()?);
+        let published = inventory.borrow();
+        let pool = published.inventory.pools.get(&pool)?;
+        let device = pool.devices.get(&device)?.clone();
+        let is_consumed =
+            |set: &&CounterSet| device.consumes.iter().any(|consumed| consumed.name == set.name);
+        let sets = pool.shared_counters.iter().filter(is_consumed).cloned().collect();
+        Some((device, sets))
     }
 
     pub fn all_serving(&self) -> Vec<Driver> {

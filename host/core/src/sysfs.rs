@@ -5,7 +5,9 @@
 
 pub mod attribute;
 pub mod blocking;
+pub mod pci;
 mod restore;
+pub mod simulation;
 
 pub use self::restore::{Fate, SysfsTree};
 
@@ -19,6 +21,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use crate::sysfs::blocking::LOOK_WALL;
+use crate::sysfs::simulation::Simulation;
 use nodedock_model::grant::pattern::{self, PatternSet};
 use nodedock_model::limit::PATH_BYTES_MAX;
 use nodedock_model::{Problem, ProblemCode};
@@ -70,6 +73,8 @@ pub fn read_stuck() -> Problem {
 pub struct SysfsRoot {
     root: OwnedFd,
     path: PathBuf,
+    /// What follows a write where no kernel is.
+    simulation: Option<Simulation>,
 }
 
 /// A plain path relative to `/sys`.
@@ -90,7 +95,21 @@ impl SysfsRoot {
         let path = path.canonicalize()?;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(&path, flags, Mode::empty())?;
-        Ok(Self { root, path })
+        Ok(Self { root, path, simulation: None })
+    }
+
+    /// Opens a directory in place of `/sys` in which writes have the effects that they have in the kernel.
+    pub fn open_simulated(path: &Path) -> std::io::Result<Self> {
+        let root = Self::open(path)?;
+        let simulation = Some(Simulation::new(&root.path)?);
+        Ok(Self { simulation, ..root })
+    }
+
+    /// The effects of a write that the file took.
+    fn written(&self, path: &str, value: &str) -> std::io::Result<()> {
+        let Some(simulation) = &self.simulation else { return Ok(()) };
+        let path = self.resolve(path).unwrap_or_else(|_| path.to_owned());
+        simulation.written(&path, value)
     }
 
     pub fn read(&self, path: &str) -> Result<Vec<u8>, Problem> {
@@ -196,7 +215,7 @@ impl SysfsRoot {
                 Problem::not_found(ProblemCode::NoSuchPath, format!("/sys/{path} does not exist"))
             }
             Errno::NOTDIR if flags.contains(OFlags::DIRECTORY) => {
-                Problem::invalid(ProblemCode::NotAFolder, format!("/sys/{path} is not a directory"))
+                Problem::invalid(ProblemCode::NotADirectory, format!("/sys/{path} is not a directory"))
             }
             Errno::NOTDIR => {
                 Problem::not_found(ProblemCode::NoSuchPath, format!("/sys/{path} does not exist"))

@@ -2,8 +2,11 @@
 
 mod cluster;
 mod handover;
+pub(crate) mod hardware;
 mod reload;
 mod state;
+
+pub(crate) use cluster::client as cluster_client;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -31,6 +34,7 @@ use nodedock_core::cdi::CdiDir;
 use nodedock_core::cdi_watch;
 use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::driver::NodeFacts;
+use nodedock_core::hardware::Hardware;
 use nodedock_core::manager::claims::RecordedValues;
 use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::manager::claims::source::{ClaimDirectory, ClaimSource};
@@ -112,19 +116,19 @@ pub fn boot_id() -> Result<String> {
     Ok(text.trim().to_owned())
 }
 
-struct Signals {
+pub(crate) struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Signals {
-    fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         let terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
         let interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
         Ok(Self { terminate, interrupt })
     }
 
-    async fn received(&mut self) {
+    pub(crate) async fn received(&mut self) {
         tokio::select! {
             // Either will do, and a signal that is not received here stays pending.
             _ = self.terminate.recv() => {}
@@ -253,11 +257,13 @@ impl Built {
         let settings = WasmSettings {
             cache_dir: Some(paths.cache.clone()),
             compiler: Compiler::this_program(),
-            sysfs_root: "/sys".into(),
-            dev_root: "/dev".into(),
+            hardware: config.hardware.clone(),
             node: node.clone(),
+            numa_node_form: config.kubernetes.as_ref().map(|node| node.numa_node_form).unwrap_or_default(),
         };
-        let sysfs = SysfsTree::open(&settings.sysfs_root).context("open /sys")?;
+        let hardware = &config.hardware;
+        let sysfs = hardware.open_sys().with_context(|| format!("open {}", hardware.sys().display()))?;
+        let sysfs = SysfsTree::new(sysfs);
         let values = RecordedValues::new(opened.dump.values, &node.boot_id, opened.checkpoint.clone(), sysfs);
         let values = Arc::new(values);
         let host = WasmHost::new(settings, claims.clone(), values.clone())
@@ -333,7 +339,7 @@ impl Built {
         manager.start(events);
         let at_start = Arc::new(AtStart::look(&paths.drivers, &paths.plugins_registry));
         watch_config(&config, drivers, self.wasm.trust.clone(), conditions.clone());
-        watch_drivers(paths, drivers, self.wasm);
+        watch_drivers(paths, &config.hardware, drivers, self.wasm);
         serve_plugins(paths, drivers, registry.clone(), manager.clone(), sockets.device_plugins);
         let kubelet_sockets = match connected {
             Some(connected) => connected.start(&cluster::Parts {
@@ -371,6 +377,7 @@ impl Built {
             conditions,
             checkpoint,
             node,
+            recorded_hardware: config.hardware.is_simulated(),
             started_ms,
             tasks: tasks_of_api,
         };
@@ -403,7 +410,7 @@ fn claim_source(paths: &Paths, connected: Option<&Connected>) -> Arc<dyn ClaimSo
 }
 
 fn manager_settings(config: &Config, node: NodeFacts) -> ManagerSettings {
-    let nodes = std::fs::read_to_string("/sys/devices/system/node/online").ok();
+    let nodes = std::fs::read_to_string(config.hardware.sys().join("devices/system/node/online")).ok();
     ManagerSettings {
         node,
         exclusive_wait: config.exclusive_wait,
@@ -412,7 +419,8 @@ fn manager_settings(config: &Config, node: NodeFacts) -> ManagerSettings {
         resource_grace: limit::RESOURCE_GRACE,
         // A kernel without NUMA has no such file, and one node.
         numa_nodes: nodes.and_then(|text| devices::parse_nodes(&text)).unwrap_or_else(|| vec![0]),
-        host_root: "/".into(),
+        host_root: config.hardware.root().to_owned(),
+        hardware: config.hardware.clone(),
         kubelet_allocates: config.kubernetes.is_some(),
     }
 }
@@ -427,13 +435,15 @@ fn watch_config(config: &Config, tasks: &Tasks, trust: Trust, conditions: Condit
     tasks.spawn("config-directory", watched::changes(directory, tasks.clone(), sender));
 }
 
-fn watch_drivers(paths: &Paths, tasks: &Tasks, wasm: WasmFiles) {
+fn watch_drivers(paths: &Paths, hardware: &Hardware, tasks: &Tasks, wasm: WasmFiles) {
     let kernel = wasm.kernel.clone();
     // Before anything is served: a request that comes first waits for the drivers that are there.
     wasm.registry.set_listed(false);
     let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
-    tasks.spawn("uevents", kernel::read_uevents(tasks.clone(), kernel.clone()));
-    tasks.spawn("device-nodes", kernel::watch_nodes("/dev".into(), tasks.clone(), kernel));
+    if !hardware.is_simulated() {
+        tasks.spawn("uevents", kernel::read_uevents(tasks.clone(), kernel.clone()));
+    }
+    tasks.spawn("device-nodes", kernel::watch_nodes(hardware.dev(), tasks.clone(), kernel));
     tasks.spawn("wasm-files", wasm.run(events));
     tasks.spawn("driver-directory", file_watch::watch(paths.drivers.clone(), tasks.clone(), sender));
 }

@@ -9,8 +9,10 @@ mod get;
 mod names;
 mod output;
 mod pods;
+mod preflight;
 mod probe;
 mod release;
+mod simulate;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -80,6 +82,10 @@ enum Command {
     /// Print or check a checkpoint file; it is never changed
     #[command(subcommand)]
     Checkpoint(checkpoint::CheckpointCommand),
+    /// Publish the devices of many virtual nodes on recorded machines, for tests of a cluster
+    Simulate(simulate::SimulateArgs),
+    /// Check what the daemon needs of this node, its container runtime and its cluster, without changing anything
+    Preflight(preflight::PreflightArgs),
     /// Check whether the daemon is live or ready
     Probe(probe::ProbeArgs),
     /// Print the completion script of a shell
@@ -99,6 +105,9 @@ struct RunArgs {
     /// Keep the listening sockets in a parent process, which starts the daemon again at once when it crashes
     #[arg(long)]
     supervise: bool,
+    /// Run on a recorded machine: a directory or a tar file with its /sys (nothing of the node's own hardware is used)
+    #[arg(long, value_name = "SNAPSHOT")]
+    hardware: Option<PathBuf>,
     /// Identity of this boot, for tests that simulate a reboot
     #[arg(long, hide = true, value_name = "ID")]
     boot_id: Option<String>,
@@ -165,6 +174,8 @@ fn execute(location: &Location, command: Command) -> Result<()> {
         Command::Explain(command) => block_on(explain::run(location, command)),
         Command::Driver(command) => block_on(driver::run(location, command)),
         Command::Checkpoint(command) => checkpoint::run(location, command),
+        Command::Simulate(args) => simulate::run(args),
+        Command::Preflight(args) => block_on(preflight::run(location, args)),
         Command::Probe(args) => block_on(probe::run(location, args)),
         Command::Completion { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "nodedock", &mut std::io::stdout());
@@ -195,8 +206,12 @@ fn run(location: &Location, args: RunArgs) -> Result<()> {
         Listeners::inherited().context("take over the sockets of the process before")?;
     #[cfg(feature = "failpoints")]
     let _armed = nodedock_base::failpoint::arm();
-    let config = config(location, args.flags)?;
+    make_root(location)?;
+    let mut config = config(location, args.flags)?;
     let boot_id = args.boot_id.map_or_else(app::boot_id, Ok)?;
+    if let Some(snapshot) = &args.hardware {
+        config.hardware = app::hardware::simulated(snapshot, &config.paths.hardware, &boot_id)?;
+    }
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start a runtime")?;
     let outcome = runtime
@@ -206,13 +221,24 @@ fn run(location: &Location, args: RunArgs) -> Result<()> {
     outcome
 }
 
-/// Reads the config file, makes the root and puts the daemon's configuration together.
-fn config(location: &Location, mut flags: Flags) -> Result<Config> {
-    let file = flags.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
+/// Makes the root.
+fn make_root(location: &Location) -> Result<()> {
     let root = &location.root;
     std::fs::create_dir_all(root)
-        .with_context(|| format!("make the root {}: choose a --root that can be written", root.display()))?;
-    let root = root.canonicalize().with_context(|| format!("find the root {}", root.display()))?;
+        .with_context(|| format!("make the root {}: choose a --root that can be written", root.display()))
+}
+
+/// Reads the config file and puts the daemon's configuration together.
+fn config(location: &Location, mut flags: Flags) -> Result<Config> {
+    let file = flags.config.as_deref().map(ConfigFile::read).transpose()?.unwrap_or_default();
+    let root = std::path::absolute(&location.root)
+        .with_context(|| format!("find the root {}", location.root.display()))?;
+    let root = match root.canonicalize() {
+        Ok(root) => root,
+        // What does not exist has no links.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => root,
+        Err(error) => return Err(error).with_context(|| format!("find the root {}", root.display())),
+    };
     for path in [&mut flags.config, &mut flags.kubernetes.kubeconfig].into_iter().flatten() {
         *path = std::path::absolute(&path).with_context(|| format!("find {}", path.display()))?;
     }

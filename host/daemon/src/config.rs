@@ -3,6 +3,7 @@
 //! Only values: paths are derived here, and nothing is created or opened but the file that is read, and the keys that it names.
 
 mod kubernetes;
+mod overhead;
 mod values;
 
 use std::net::SocketAddr;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use nodedock_core::hardware::Hardware;
 use nodedock_model::{Uid, limit};
 use nodedock_wasm::trust;
 
@@ -119,6 +121,8 @@ pub struct Flags {
 /// What the daemon runs with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
+    /// Below which all paths are.
+    pub root: PathBuf,
     pub paths: Paths,
     pub node_name: String,
     /// How long a prepare waits for another claim to be released from a device.
@@ -131,6 +135,8 @@ pub struct Config {
     pub kubernetes: Option<KubernetesConfig>,
     /// This run of the daemon among others on the same root, of which one serves and hands over to the next. None: it is alone.
     pub instance: Option<Uid>,
+    /// Where the node has its devices: of this machine, or of a recorded one.
+    pub hardware: Hardware,
     /// The config file as it was at the start.
     pub file: ConfigFile,
     /// Path of the config file, which is read again when it changes.
@@ -153,12 +159,14 @@ impl Config {
         let host_name = || rustix::system::uname().nodename().to_string_lossy().into_owned();
         let milliseconds = |value: Option<u64>, default| value.map_or(default, Duration::from_millis);
         Ok(Self {
+            root: root.to_owned(),
             paths,
             kubernetes: kubernetes::resolve(flags.kubernetes, &file.kubernetes, root, node_name.as_deref())?,
             node_name: node_name.unwrap_or_else(host_name),
             exclusive_wait: milliseconds(file.claims.exclusive_wait_ms, limit::EXCLUSIVE_WAIT),
             call_deadline: milliseconds(file.claims.call_deadline_ms, limit::CLAIM_CALL_DEADLINE),
             admin_address: file.admin.listen,
+            hardware: Hardware::of_node(),
             instance: flags.instance_uid,
             file,
             file_path: flags.config,
@@ -196,6 +204,8 @@ pub struct Paths {
     pub cdi: PathBuf,
     /// Where runtimes look for specs, by priority; `cdi` is read as well.
     pub cdi_spec_dirs: Vec<PathBuf>,
+    /// A recorded machine, if the daemon runs on one.
+    pub hardware: PathBuf,
 }
 
 impl Paths {
@@ -209,6 +219,7 @@ impl Paths {
     pub fn below(root: &Path) -> Self {
         Self {
             drivers: root.join("var/lib/nodedock/drivers"),
+            hardware: root.join("run/nodedock/hardware"),
             plugins_registry: root.join("var/lib/nodedock/plugins_registry"),
             device_plugins: root.join("var/lib/nodedock/device-plugins"),
             kept_drivers: root.join("var/lib/nodedock/kept-drivers"),

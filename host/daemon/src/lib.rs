@@ -6,6 +6,8 @@ pub mod convert;
 mod health;
 pub mod node_api;
 pub mod pod_resources;
+mod preflight;
+mod simulate;
 mod supervise;
 mod telemetry;
 

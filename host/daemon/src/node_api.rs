@@ -38,6 +38,8 @@ pub struct NodeApi {
     pub conditions: Conditions,
     pub checkpoint: Checkpoint,
     pub node: NodeFacts,
+    /// The daemon runs on a recorded machine.
+    pub recorded_hardware: bool,
     /// When the daemon started; milliseconds since the Unix epoch.
     pub started_ms: u64,
     pub tasks: Tasks,
@@ -226,6 +228,7 @@ impl Node for NodeApi {
                     .count(),
             ),
             conditions: self.conditions.list().iter().map(convert::condition).collect(),
+            recorded_hardware: self.recorded_hardware,
         }))
     }
 

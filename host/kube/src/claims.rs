@@ -10,6 +10,7 @@ mod convert;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
@@ -54,6 +55,45 @@ struct Shared {
     getting: Locks<Key>,
     lost: watch::Sender<()>,
     counts: ApiClaimCounts,
+}
+
+/// A change of a claim somewhere in the cluster.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ClaimEvent {
+    Is(Box<Claim>),
+    Gone(Uid),
+    /// There are no claims but these.
+    Listed(BTreeSet<Uid>),
+}
+
+/// Watches all claims of the cluster, with the names of pools that the API server has. Claims that a node could not use are left out.
+pub fn watch_all(client: &KubeClient) -> impl Stream<Item = ClaimEvent> + Send + use<> {
+    let events = client.watch("all resource claims", DraResource::Claims, None, String::new(), None);
+    let mut listed = BTreeSet::new();
+    // The watch has logged an error, and lists again.
+    events.filter_map(move |event| {
+        std::future::ready(event.ok().and_then(|event| claim_event(event, &mut listed)))
+    })
+}
+
+fn claim_event(event: Event<DynamicObject>, listed: &mut BTreeSet<Uid>) -> Option<ClaimEvent> {
+    let uid = |object: &DynamicObject| Uid::new(object.uid()?).ok();
+    match event {
+        Event::Init => listed.clear(),
+        Event::InitDone => return Some(ClaimEvent::Listed(std::mem::take(listed))),
+        Event::Delete(object) => return uid(&object).map(ClaimEvent::Gone),
+        Event::InitApply(object) => {
+            listed.extend(uid(&object));
+            return is(&object);
+        }
+        Event::Apply(object) => return is(&object),
+    }
+    None
+}
+
+fn is(object: &DynamicObject) -> Option<ClaimEvent> {
+    let claim = read(object).inspect_err(|problem| tracing::warn!(%problem, "a claim is left out"));
+    Some(ClaimEvent::Is(Box::new(claim.ok()?.claim)))
 }
 
 /// Keeps a claim watched until it is dropped.

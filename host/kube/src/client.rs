@@ -62,6 +62,8 @@ struct Shared {
     rate: RateLimit,
     metrics: RequestMetrics,
     served: tokio::sync::Mutex<ServedVersion>,
+    /// The last one, and when it was read.
+    version: tokio::sync::Mutex<Option<(Instant, (u32, u32))>>,
     reachability: channel::Sender<Reachability>,
 }
 
@@ -77,6 +79,7 @@ impl KubeClient {
             credentials,
             metrics: RequestMetrics::default(),
             served: tokio::sync::Mutex::default(),
+            version: tokio::sync::Mutex::default(),
             reachability: channel::Sender::default(),
         });
         let usual = send::client(&shared, Urgency::Usual);
@@ -92,6 +95,22 @@ impl KubeClient {
     /// For requests that a pod waits for: they may take the last tokens of the rate.
     pub fn urgent(&self) -> kube::Client {
         self.urgent.clone()
+    }
+
+    /// Returns the major and minor version of the server, or `None` if it does not report it. Callers at the same time share an answer.
+    pub(crate) async fn server_version(&self) -> Option<(u32, u32)> {
+        let asked = Instant::now();
+        let mut known = self.shared.version.lock().await;
+        if let Some((_, version)) = known.filter(|(read, _)| *read >= asked) {
+            return Some(version);
+        }
+        let began = Instant::now();
+        let version = self.client().apiserver_version().await.ok()?;
+        // Distributions report `34+`.
+        let number = |text: &str| text.trim_end_matches('+').parse::<u32>().ok();
+        let version = (number(&version.major)?, number(&version.minor)?);
+        *known = Some((began, version));
+        Some(version)
     }
 
     /// Returns the version of `resource.k8s.io` that the server serves, newest first. It is read again every few minutes.

@@ -47,6 +47,11 @@ impl Facts {
         Self { facts, again }
     }
 
+    /// Facts that the caller reads.
+    pub fn given(facts: watch::Receiver<Option<NodeFacts>>) -> Self {
+        Self { facts, again: Arc::default() }
+    }
+
     /// None: not known yet, or the API has no such node.
     pub fn watch(&self) -> watch::Receiver<Option<NodeFacts>> {
         self.facts.clone()

@@ -16,7 +16,6 @@ mod drivers;
 mod entry;
 mod health;
 mod pace;
-mod quantity;
 mod reconcile;
 mod report;
 mod slice;
@@ -24,22 +23,27 @@ mod store;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use futures::StreamExt;
+use futures::stream::BoxStream;
+use kube::api::DynamicObject;
+use kube::runtime::watcher::Event;
+use tokio::sync::{Semaphore, watch};
 
 pub use drivers::{DriverSnapshot, watch_drivers};
 pub use health::UnhealthyDevice;
 pub use report::{PoolStatus, SliceReport};
 pub use slice::PoolKey;
 
-use crate::client::KubeClient;
+use crate::client::{ApiError, DraResource, KubeClient};
 use crate::facts::Facts;
 use crate::pools::PoolNames;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::ObjectName;
+use nodedock_model::{DriverName, NodeAllocatable, ObjectName, PoolName};
 
 /// Delay from the first change of slices to the reconcile: changes come in bursts.
 const SLICE_SETTLE: Duration = Duration::from_millis(100);
@@ -47,24 +51,54 @@ const SLICE_SETTLE: Duration = Duration::from_millis(100);
 /// Called with each device that became unhealthy: once until it has been healthy for a while.
 pub type OnUnhealthy = Arc<dyn Fn(&UnhealthyDevice) + Send + Sync>;
 
+/// The slices of a node, as [`KubeClient::watch`] reports them.
+pub type SliceEvents = BoxStream<'static, Result<Event<DynamicObject>, ApiError>>;
+
+/// Watches the slices of one node.
+pub fn watch_slices(kube: &KubeClient, node: &ObjectName) -> SliceEvents {
+    let fields = format!("spec.nodeName={node}");
+    kube.watch("resource slices of this node", DraResource::Slices, None, fields, None).boxed()
+}
+
+/// What an operator adds to the devices of drivers.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SliceSettings {
+    /// How long a device has to be unhealthy until its pods are evicted; `None`: they are not.
+    pub evict_after: Option<Duration>,
+    /// Of several for a device and a resource the last counts.
+    pub overhead: Vec<Overhead>,
+}
+
+/// What a device costs of the node's own resources beside itself (KEP-5517).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Overhead {
+    pub driver: DriverName,
+    /// By the driver's name; `None`: every pool.
+    pub pool: Option<PoolName>,
+    /// By the resource's name.
+    pub resources: BTreeMap<String, NodeAllocatable>,
+}
+
 /// What the slices depend on.
 pub struct SliceParts {
     pub kube: KubeClient,
-    pub node_name: ObjectName,
+    /// One permit for each write at a time, shared by everything that publishes slices with this client.
+    pub turns: Arc<Semaphore>,
     pub drivers: watch::Receiver<DriverSnapshot>,
     /// The owner of the slices. Read again after others changed slices of ours: a Node object that was created again has another UID,
     /// and the slices of the old one are garbage-collected.
     pub node: Facts,
     pub names: PoolNames,
     pub on_unhealthy: OnUnhealthy,
+    pub settings: SliceSettings,
     pub conditions: Conditions,
     pub report: SliceReport,
     pub tasks: Tasks,
 }
 
 /// Starts the task that writes the slices; it ends with the tasks.
-pub fn start(parts: SliceParts) {
+pub fn start(parts: SliceParts, events: SliceEvents) {
     let tasks = parts.tasks.clone();
     // A write that is interrupted is found by the next start.
-    tasks.spawn_until_stopped("slices", reconcile::Reconciler::run(parts));
+    tasks.spawn_until_stopped("slices", reconcile::Reconciler::run(parts, events));
 }

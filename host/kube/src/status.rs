@@ -31,9 +31,6 @@ use nodedock_model::{ClaimStatuses, DriverName, Problem, ProblemCode, Uid, limit
 /// Attempts to change an object that other clients change as well.
 const KUBE_CONFLICTS_MAX: u32 = 5;
 
-/// Statuses that wait to be written, one of each claim and driver: many times the claims of a node.
-const STATUSES_MAX: usize = 1024;
-
 /// What drivers report of the devices of each claim.
 pub type Reported = BTreeMap<Uid, ClaimStatuses>;
 
@@ -57,10 +54,10 @@ pub struct StatusCounts {
 }
 
 impl Statuses {
-    /// Starts the task that writes.
-    pub fn start(tasks: &Tasks, client: &KubeClient, conditions: Conditions) -> Self {
+    /// Starts the task that writes. `max`: statuses that wait to be written, one of each claim and driver; [`limit::STATUSES_MAX`] for a node.
+    pub fn start(tasks: &Tasks, client: &KubeClient, conditions: Conditions, max: usize) -> Self {
         let (reported, counts) = (watch::Sender::default(), Arc::<StatusCounts>::default());
-        let writer = Writer::new(client.clone(), counts.clone(), conditions);
+        let writer = Writer::new(client.clone(), counts.clone(), conditions, max);
         // After the next start drivers report again.
         tasks.spawn_until_stopped("claim-statuses", writer.run(reported.subscribe()));
         Self { reported, counts }
@@ -77,6 +74,7 @@ struct Writer {
     client: KubeClient,
     counts: Arc<StatusCounts>,
     conditions: Conditions,
+    max: usize,
     parts: BTreeMap<(Uid, DriverName), Part>,
     /// Until when statuses of these drivers wait, since one was forbidden: rights are given by driver.
     held_back: BTreeMap<DriverName, Instant>,
@@ -91,8 +89,8 @@ struct Part {
 }
 
 impl Writer {
-    fn new(client: KubeClient, counts: Arc<StatusCounts>, conditions: Conditions) -> Self {
-        Self { client, counts, conditions, parts: BTreeMap::new(), held_back: BTreeMap::new() }
+    fn new(client: KubeClient, counts: Arc<StatusCounts>, conditions: Conditions, max: usize) -> Self {
+        Self { client, counts, conditions, max, parts: BTreeMap::new(), held_back: BTreeMap::new() }
     }
 
     async fn run(mut self, mut reported: watch::Receiver<Reported>) {
@@ -158,7 +156,7 @@ impl Writer {
             let unchanged = known.remove(&key).filter(|part: &Part| part.status == status);
             let part = unchanged.unwrap_or(Part { status, is_written: false, failures: 0 });
             unwritten += usize::from(!part.is_written);
-            if part.is_written || unwritten <= STATUSES_MAX {
+            if part.is_written || unwritten <= self.max {
                 self.parts.insert(key, part);
             } else {
                 self.counts.dropped.inc();

@@ -106,15 +106,23 @@ pub struct DriverClaim {
     /// Configs for this driver only; class before claim, later entries take precedence.
     pub configs: Vec<OpaqueConfig>,
     pub annotations: BTreeMap<String, String>,
+    /// Consumers that the host knows when the call begins.
+    pub reserved_for: Vec<Consumer>,
+    /// What the driver saved in a prepare of the claim that did not succeed.
+    pub progress: Vec<u8>,
 }
 
-/// A prepared claim of a driver.
+/// A claim that a driver prepared, or may have begun to prepare: the contract's `claim-record`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct LiveClaim {
+pub struct DriverClaimRecord {
     pub claim: DriverClaim,
+    /// Whether a prepare succeeded.
+    pub prepared: bool,
+    /// Of the last prepare that succeeded.
     pub memo: Vec<u8>,
+    /// Version that prepared it, or else that was called last.
     pub driver_version: String,
-    /// Boot in which it was prepared.
+    /// Boot in which the driver was called.
     pub boot_id: String,
 }
 
@@ -254,14 +262,14 @@ pub struct ContainerClaim {
 }
 
 /// Serializes memos as hexadecimal text.
-mod memo_text {
+pub(crate) mod memo_text {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    pub(super) fn serialize<S: Serializer>(memo: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(memo: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&hex::encode(memo))
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
         hex::decode(String::deserialize(deserializer)?).map_err(D::Error::custom)
     }
 }

@@ -29,6 +29,8 @@ pub struct Pool {
     pub shared_counters: Vec<CounterSet>,
     pub extended_resource: Option<ExtendedResource>,
     pub annotations: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "PoolScheduling::is_empty")]
+    pub scheduling: PoolScheduling,
 }
 
 /// One allocatable device. Its name is its key in the pool.
@@ -43,6 +45,63 @@ pub struct Device {
     pub identity: Vec<String>,
     pub numa_nodes: Vec<u32>,
     pub annotations: BTreeMap<String, String>,
+    /// Boxed: few devices have any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scheduling: Option<Box<DeviceScheduling>>,
+}
+
+/// Fields of a pool's ResourceSlices that Kubernetes added later.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct PoolScheduling {
+    /// Attribute, with its domain, that names the type of each partition (KEP-4815).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition_type_attribute: Option<String>,
+    /// The kubelet calls neither prepare nor, if `prepare` is false, unprepare (KEP-5945).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skip_node_operations: Option<SkippedOperations>,
+}
+
+impl PoolScheduling {
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Calls of a driver that the kubelet leaves out. Without unprepare there is no leaving out of prepare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SkippedOperations {
+    Unprepare,
+    PrepareAndUnprepare,
+}
+
+/// Fields of a device in a ResourceSlice that Kubernetes added later, in the notation of `resource.k8s.io/v1`.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct DeviceScheduling {
+    pub binds_to_node: bool,
+    pub binding_conditions: Vec<String>,
+    pub binding_failure_conditions: Vec<String>,
+    /// By resource of the node.
+    pub node_allocatable: BTreeMap<String, NodeAllocatable>,
+    /// Compatibility groups by consumed counter set.
+    pub compatibility: BTreeMap<String, Vec<String>>,
+}
+
+/// What a device takes of a resource of the node (KEP-5517).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeAllocatable {
+    pub mapping: Option<AllocatableMapping>,
+    pub per_pod: Option<String>,
+    pub per_container: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AllocatableMapping {
+    PerDevice(String),
+    PerCapacity { capacity: QualifiedName, multiplier: String },
 }
 
 /// An attribute's value; in JSON the plain value, a version as its text.

@@ -3,6 +3,7 @@
 //! Given the request (from `describe`) and the text of `NAME.grant.yaml`, it returns the difference as text and compiled matchers. The
 //! host's own ceiling, the lists of what no driver may use, is beside the code of the capabilities.
 
+mod ceiling;
 mod limits;
 pub mod pattern;
 mod yaml;
@@ -14,6 +15,7 @@ use regex::Regex;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
+pub use self::ceiling::is_readable_host_file;
 pub use self::limits::{LimitKey, LimitValues, Limits, LogRates, requested_limits};
 pub use self::yaml::to_yaml;
 
@@ -54,7 +56,7 @@ const LOADING_ENV: &[&str] = &[
 const POWERFUL_NODES: &[&str] =
     &["/dev/kvm", "/dev/net/tun", "/dev/vhost-*", "/dev/loop-control", "/dev/btrfs-control"];
 
-/// A path and the values that may be written to it.
+/// A file below `/sys` and the values that may be written to it, or PCI functions and the kernel drivers that they may be bound to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ValueGrant {
     pub glob: String,
@@ -67,6 +69,9 @@ pub struct ValueGrant {
 pub struct Capabilities {
     pub sysfs_read: Vec<String>,
     pub sysfs_write: Vec<ValueGrant>,
+    pub host_files: Vec<String>,
+    /// Globs of addresses, and patterns of kernel drivers.
+    pub pci_driver: Vec<ValueGrant>,
     pub device_nodes: Vec<String>,
     pub mounts: Vec<String>,
     pub hooks: Vec<String>,
@@ -102,6 +107,10 @@ struct GrantFile {
     #[serde(default)]
     sysfs_write: Vec<ValueEntry>,
     #[serde(default)]
+    host_files: Vec<Spanned<String>>,
+    #[serde(default)]
+    pci_driver: Vec<BindEntry>,
+    #[serde(default)]
     device_nodes: Vec<Spanned<String>>,
     #[serde(default)]
     mounts: Vec<Spanned<String>>,
@@ -120,6 +129,13 @@ struct GrantFile {
 struct ValueEntry {
     glob: Spanned<String>,
     pattern: Spanned<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct BindEntry {
+    functions: Spanned<String>,
+    drivers: Spanned<String>,
 }
 
 impl Grant {
@@ -156,6 +172,8 @@ impl GrantFile {
         let allowed = Capabilities {
             sysfs_read: globs("sysfsRead", self.sysfs_read, Shape::Relative)?,
             sysfs_write: self.sysfs_write.into_iter().map(ValueEntry::check).collect::<Result<_, _>>()?,
+            host_files: globs("hostFiles", self.host_files, Shape::Absolute)?,
+            pci_driver: self.pci_driver.into_iter().map(BindEntry::check).collect::<Result<_, _>>()?,
             device_nodes: globs("deviceNodes", self.device_nodes, Shape::Absolute)?,
             mounts: globs("mounts", self.mounts, Shape::Absolute)?,
             hooks: globs("hooks", self.hooks, Shape::Path)?,
@@ -171,6 +189,14 @@ impl ValueEntry {
         Shape::Relative.check(&self.glob.value).map_err(|why| at(&self.glob, why))?;
         whole_value(&self.pattern.value).map_err(|why| at(&self.pattern, why))?;
         Ok(ValueGrant { glob: self.glob.value, pattern: self.pattern.value })
+    }
+}
+
+impl BindEntry {
+    fn check(self) -> Result<ValueGrant, GrantError> {
+        Shape::Name.check(&self.functions.value).map_err(|why| at(&self.functions, why))?;
+        whole_value(&self.drivers.value).map_err(|why| at(&self.drivers, why))?;
+        Ok(ValueGrant { glob: self.functions.value, pattern: self.drivers.value })
     }
 }
 
@@ -227,6 +253,7 @@ impl Capabilities {
     pub fn check(&self) -> Result<(), String> {
         let lists = [
             ("sysfs-read", &self.sysfs_read, Shape::Relative),
+            ("host-files", &self.host_files, Shape::Absolute),
             ("device-nodes", &self.device_nodes, Shape::Absolute),
             ("mounts", &self.mounts, Shape::Absolute),
             ("hooks", &self.hooks, Shape::Path),
@@ -237,10 +264,16 @@ impl Capabilities {
             count(key, entries.len())?;
             entries.iter().try_for_each(|entry| shape.check(entry).map_err(|why| format!("{key}: {why}")))?;
         }
-        count("sysfs-write", self.sysfs_write.len())?;
-        for entry in &self.sysfs_write {
-            Shape::Relative.check(&entry.glob).map_err(|why| format!("sysfs-write: {why}"))?;
-            whole_value(&entry.pattern).map_err(|why| format!("sysfs-write: {why}"))?;
+        let pairs = [
+            ("sysfs-write", &self.sysfs_write, Shape::Relative),
+            ("pci-driver", &self.pci_driver, Shape::Name),
+        ];
+        for (key, entries, shape) in pairs {
+            count(key, entries.len())?;
+            for entry in entries {
+                shape.check(&entry.glob).map_err(|why| format!("{key}: {why}"))?;
+                whole_value(&entry.pattern).map_err(|why| format!("{key}: {why}"))?;
+            }
         }
         Ok(())
     }
@@ -284,16 +317,23 @@ pub fn missing(request: &Capabilities, limits: &LimitValues, grant: &Grant) -> V
         }
     };
     list("sysfsRead", &request.sysfs_read, &allowed.sysfs_read, &[]);
+    list("hostFiles", &request.host_files, &allowed.host_files, &[]);
     list("deviceNodes", &request.device_nodes, &allowed.device_nodes, POWERFUL_NODES);
     list("mounts", &request.mounts, &allowed.mounts, &[]);
     list("hooks", &request.hooks, &allowed.hooks, &["/**"]);
     list("env", &request.env, &allowed.env, LOADING_ENV);
     list("netDevices", &request.net_devices, &allowed.net_devices, &[]);
-    for asked in &request.sysfs_write {
-        let same =
-            |granted: &ValueGrant| granted.pattern == asked.pattern && covers(&granted.glob, &asked.glob);
-        if !allowed.sysfs_write.iter().any(same) {
-            lines.push(format!("sysfsWrite: {} with {}", asked.glob, asked.pattern));
+    let pairs = [
+        ("sysfsWrite", &request.sysfs_write, &allowed.sysfs_write),
+        ("pciDriver", &request.pci_driver, &allowed.pci_driver),
+    ];
+    for (key, asked, granted) in pairs {
+        for asked in asked {
+            let same =
+                |granted: &ValueGrant| granted.pattern == asked.pattern && covers(&granted.glob, &asked.glob);
+            if !granted.iter().any(same) {
+                lines.push(format!("{key}: {} with {}", asked.glob, asked.pattern));
+            }
         }
     }
     lines.extend(limits::beyond(limits, &grant.limits));
@@ -363,6 +403,9 @@ pub struct Effective {
     sysfs_read: Both,
     sysfs_write_asked: WriteRules,
     sysfs_write_granted: WriteRules,
+    host_files: Both,
+    pci_driver_asked: WriteRules,
+    pci_driver_granted: WriteRules,
     device_nodes: Both,
     mounts: Both,
     hooks: Both,
@@ -383,6 +426,9 @@ impl Effective {
             sysfs_read: Both::new(&request.sysfs_read, &allowed.sysfs_read, &[])?,
             sysfs_write_asked: WriteRules::new(&request.sysfs_write)?,
             sysfs_write_granted: WriteRules::new(&allowed.sysfs_write)?,
+            host_files: Both::new(&request.host_files, &allowed.host_files, &[])?,
+            pci_driver_asked: WriteRules::new(&request.pci_driver)?,
+            pci_driver_granted: WriteRules::new(&allowed.pci_driver)?,
             device_nodes: Both::new(&request.device_nodes, &allowed.device_nodes, POWERFUL_NODES)?,
             mounts: Both::new(&request.mounts, &allowed.mounts, &[])?,
             hooks: Both::new(&request.hooks, &allowed.hooks, &["/**"])?,
@@ -402,7 +448,9 @@ impl Effective {
 
     /// Returns whether a driver can change the node itself. Everything else that is granted is for containers, or only read.
     pub fn can_change_node(&self) -> bool {
-        !self.sysfs_write_asked.0.is_empty() && !self.sysfs_write_granted.0.is_empty()
+        let both = |asked: &WriteRules, granted: &WriteRules| !asked.0.is_empty() && !granted.0.is_empty();
+        both(&self.sysfs_write_asked, &self.sysfs_write_granted)
+            || both(&self.pci_driver_asked, &self.pci_driver_granted)
     }
 
     /// `path` is relative to `/sys` and normalised.
@@ -419,6 +467,23 @@ impl Effective {
         self.stands()
             && self.sysfs_write_asked.allow(path, value)
             && self.sysfs_write_granted.allow(path, value)
+    }
+
+    /// `path` is absolute, on the node. Whether it is within the ceiling is another question: [`is_readable_host_file`].
+    pub fn allows_host_file(&self, path: &str) -> bool {
+        self.stands() && self.host_files.allows(path)
+    }
+
+    /// Returns whether everything that the glob may match may be read.
+    pub fn allows_host_files_glob(&self, glob: &str) -> bool {
+        self.stands() && self.host_files.allows_glob(glob)
+    }
+
+    /// Returns whether the PCI function may be bound to the kernel driver.
+    pub fn allows_bind(&self, address: &str, kernel_driver: &str) -> bool {
+        self.stands()
+            && self.pci_driver_asked.allow(address, kernel_driver)
+            && self.pci_driver_granted.allow(address, kernel_driver)
     }
 
     /// `path` is absolute, on the node.

@@ -12,6 +12,7 @@ mod kubelet;
 pub mod limit;
 mod name;
 mod problem;
+pub mod quantity;
 mod record;
 mod resource;
 pub mod rule;

@@ -14,6 +14,12 @@ pub const ATTRIBUTE_VALUES_MAX: usize = 48;
 pub const ATTRIBUTE_TEXT_MAX: usize = 64;
 /// Taints of a device (`resource.k8s.io/v1`).
 pub const TAINTS_MAX: usize = 16;
+/// Binding conditions of a device, and binding failure conditions (`resource.k8s.io/v1`).
+pub const BINDING_CONDITIONS_MAX: usize = 4;
+/// Compatibility groups of a consumed counter set (`resource.k8s.io/v1`).
+pub const COMPATIBILITY_GROUPS_MAX: usize = 2;
+/// Resources of the node that one device takes of.
+pub const NODE_ALLOCATABLE_MAX: usize = 8;
 /// Counter sets that a device consumes (`resource.k8s.io/v1`).
 pub const CONSUMED_SETS_MAX: usize = 2;
 /// Counter sets of a pool and counters of a set (`resource.k8s.io/v1`).
@@ -216,6 +222,9 @@ pub const API_BURST: u32 = 50;
 pub const API_URGENT_RESERVE: u32 = 5;
 /// Bytes of an API server's message that are passed on.
 pub const API_WORDS_BYTES_MAX: usize = 512;
+
+/// Statuses of claims that wait to be written, one of each claim and driver: many times the claims of a node.
+pub const STATUSES_MAX: usize = 1024;
 
 /// Maximum of a config's rate and burst of requests to the API server.
 pub const API_PER_SECOND_MAX: u32 = 1000;

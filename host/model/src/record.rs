@@ -1,6 +1,6 @@
 //! Records of claims and pods in the checkpoint. The module of the claim manager describes the states.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::sync::Arc;
 
@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
 use super::{
-    Allocation, DriverClaim, DriverName, KubeletHold, LiveClaim, ObjectRef, PodContainer, PreparedClaim,
-    Problem, PutBack, Uid, limit,
+    Allocation, Consumer, DriverClaim, DriverClaimRecord, DriverName, KubeletHold, ObjectRef, PodContainer,
+    PreparedClaim, Problem, PutBack, Uid, limit,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
@@ -81,12 +81,15 @@ impl ClaimRecord {
         }
     }
 
+    /// Returns a driver's part of the claim, without consumers and progress, which change while the request stays the same.
     pub fn driver_claim(&self, driver: &DriverName) -> DriverClaim {
         DriverClaim {
             id: self.id.clone(),
             devices: self.allocation.of_driver(driver).cloned().collect(),
             configs: self.allocation.configs.iter().filter(|c| c.driver == *driver).cloned().collect(),
             annotations: self.annotations.clone(),
+            reserved_for: Vec::new(),
+            progress: Vec::new(),
         }
     }
 
@@ -121,11 +124,19 @@ impl ClaimRecord {
         self.allocation.of_driver(driver).map(|device| format!("{}/{}", device.pool, device.device))
     }
 
-    /// Returns the claim as an unprepare and the ledger of a driver contain it.
-    pub fn live_claim(&self, driver: &DriverName) -> Option<LiveClaim> {
+    /// Returns the consumers that the host knows: those of the kubelet's last request, and pods of other callers.
+    pub fn consumers(&self) -> Vec<Consumer> {
+        let of_kubelet = self.kubelet.iter().flat_map(|hold| hold.consumers.iter().cloned());
+        let pods = self.pods.values().map(Consumer::of_pod);
+        of_kubelet.chain(pods).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// Returns the claim as an unprepare and the prepared claims of a driver contain it, without its progress.
+    pub fn driver_record(&self, driver: &DriverName) -> Option<DriverClaimRecord> {
         let part = self.drivers.get(driver)?;
-        Some(LiveClaim {
-            claim: self.driver_claim(driver),
+        Some(DriverClaimRecord {
+            claim: DriverClaim { reserved_for: self.consumers(), ..self.driver_claim(driver) },
+            prepared: part.prepared.is_some(),
             memo: part.prepared.as_ref().map(|p| p.memo.clone()).unwrap_or_default(),
             driver_version: part.by.as_ref().map(|by| by.version.clone()).unwrap_or_default(),
             boot_id: if part.stale { part.prepared_in.clone() } else { self.boot_id.clone() },
@@ -162,6 +173,25 @@ pub struct Hold {
     /// The driver whose device has the identity string. `None`: the key names it, or an older release wrote the record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<DriverName>,
+    /// What the device takes of things that other devices or claims use as well.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub uses: Vec<Use>,
+}
+
+/// A part of a counter of a pool, or of the capacity of a shared device; or the compatibility groups at a counter set.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Use {
+    /// `driver/pool#set/counter`, which a device uses once, in however many claims it is; `driver/pool/device@capacity`, of which each
+    /// share uses its own; `driver/pool#set` with groups.
+    pub of: String,
+    /// Quantity; empty with groups.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub amount: String,
+    /// The quantity of all together; empty with groups.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub whole: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<String>,
 }
 
 impl Hold {

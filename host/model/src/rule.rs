@@ -47,6 +47,11 @@ pub fn is_problem_code(text: &str) -> bool {
     !text.is_empty() && text.len() <= PROBLEM_CODE_BYTES_MAX && plain
 }
 
+/// Returns whether a text names a resource of a node that is not extended: `cpu`, `memory` and the like (Kubernetes, `status.allocatable`).
+pub fn is_node_resource(text: &str) -> bool {
+    matches!(text, "cpu" | "memory" | "ephemeral-storage") || text.starts_with("hugepages-")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

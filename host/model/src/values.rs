@@ -1,5 +1,5 @@
 //! Values below `/sys` that drivers changed for claims: the host's record, from which it can restore them without the driver, and the
-//! outcome of a restore.
+//! outcome of a restore. Beside them the progress that drivers saved in the middle of a prepare.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use strum::IntoStaticStr;
 
 use super::{Caller, DriverName, ObjectRef, Problem};
 
-/// Changes of drivers for one claim, in one boot: the kernel resets them at the next one.
+/// Changes of drivers for one claim, in one boot: the kernel resets them at the next one. Progress outlives a boot.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ClaimValues {
     pub id: ObjectRef,
@@ -16,6 +16,9 @@ pub struct ClaimValues {
     pub boot_id: String,
     /// Sorted by the first write of each path.
     pub drivers: BTreeMap<DriverName, Vec<KeptValue>>,
+    /// What drivers saved in the middle of a prepare.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub progress: BTreeMap<DriverName, Progress>,
     /// Caller of a release in progress, written by older releases; newer ones store it in the claim's record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub releasing: Option<Caller>,
@@ -24,7 +27,16 @@ pub struct ClaimValues {
     pub unknown: BTreeMap<String, serde_json::Value>,
 }
 
+/// Bytes that a driver saved; in JSON hexadecimal text.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Progress(#[serde(with = "super::claim::memo_text")] pub Vec<u8>);
+
 impl ClaimValues {
+    pub fn is_empty(&self) -> bool {
+        self.drivers.is_empty() && self.progress.is_empty()
+    }
+
     /// Returns the values with the newest first: the order in which the host restores them.
     pub fn newest_first(&self) -> Vec<(&DriverName, &KeptValue)> {
         let drivers = self.drivers.iter();

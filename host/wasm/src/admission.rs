@@ -24,10 +24,24 @@ use nodedock_model::limit::DRIVER_FILE_BYTES_MAX;
 
 /// The package of the contract, and the version that this host was built with.
 pub(crate) const CONTRACT: &str = "nodedock:driver";
-pub(crate) const CONTRACT_VERSION: &str = "0.1.0";
-const CAPABILITIES: &[&str] = &["types", "log", "sysfs", "sysfs-write", "device-nodes", "ledger"];
+pub(crate) const CONTRACT_VERSION: &str = "0.2.0";
+const CAPABILITIES: &[&str] = &[
+    "claims",
+    "common",
+    "container-edits",
+    "device-nodes",
+    "host-files",
+    "inventory",
+    "log",
+    "net-interfaces",
+    "pci-driver",
+    "prepared-claims",
+    "progress",
+    "sysfs",
+    "sysfs-write",
+];
 const REQUIRED: &[&str] = &["identity", "discovery", "preparation"];
-const FACETS: &[&str] = &["configuration", "health"];
+const FACETS: &[&str] = &["configuration", "health", "scheduling"];
 /// Names that an error lists.
 const NAMES_SHOWN: usize = 8;
 /// Imports and exports of a component: drivers of Python have some thirty.
@@ -86,11 +100,11 @@ pub enum LoadError {
     #[error("the driver imports what this host does not have: {names}{hint}")]
     UnknownImports { names: String, hint: Cow<'static, str> },
     #[error(
-        "the driver was built against {found}, and this host supports {CONTRACT}@0.1.x: build it with a matching SDK"
+        "the driver was built against {found}, and this host supports {CONTRACT}@0.2.x: build it with a matching SDK"
     )]
     ContractVersion { found: String },
     #[error(
-        "the driver lacks {missing}: every driver exports identity, discovery and preparation of {CONTRACT}@0.1.x"
+        "the driver lacks {missing}: every driver exports identity, discovery and preparation of {CONTRACT}@0.2.x"
     )]
     MissingExports { missing: String },
     #[error("the component has {0} imports and exports, at most {NAMES_MAX} are allowed")]
@@ -174,7 +188,7 @@ pub struct Surface {
 }
 
 impl Surface {
-    /// The contract's version that the file was built against, such as `nodedock:driver@0.1.0`.
+    /// The contract's version that the file was built against, such as `nodedock:driver@0.2.0`.
     pub fn contract(&self) -> Option<String> {
         let mut versions = self.exports.iter().chain(&self.imports).filter_map(|name| {
             let rest = name.strip_prefix(CONTRACT)?.strip_prefix('/')?;
@@ -193,6 +207,11 @@ impl Surface {
     /// Optional interfaces that it exports.
     pub fn facets(&self) -> Vec<&'static str> {
         FACETS.iter().copied().filter(|facet| self.has_export(facet)).collect()
+    }
+
+    /// Whether it imports an interface of the contract.
+    pub(crate) fn has_import(&self, interface: &str) -> bool {
+        self.imports.iter().any(|name| our_interface(name) == Some((interface, true)))
     }
 
     fn has_export(&self, interface: &str) -> bool {
@@ -353,7 +372,7 @@ fn read_names(component: &[u8]) -> (Surface, bool) {
 fn our_interface(name: &str) -> Option<(&str, bool)> {
     let (interface, version) = name.strip_prefix(CONTRACT)?.strip_prefix('/')?.split_once('@')?;
     let ours =
-        semver::Version::parse(version).is_ok_and(|v| v.major == 0 && v.minor == 1 && v.pre.is_empty());
+        semver::Version::parse(version).is_ok_and(|v| v.major == 0 && v.minor == 2 && v.pre.is_empty());
     Some((interface, ours))
 }
 

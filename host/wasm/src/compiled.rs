@@ -33,6 +33,7 @@ pub(super) struct Exports {
     pub(super) preparation: exports::preparation::GuestIndices,
     pub(super) configuration: Option<exports::configuration::GuestIndices>,
     pub(super) health: Option<exports::health::GuestIndices>,
+    pub(super) scheduling: Option<exports::scheduling::GuestIndices>,
 }
 
 impl Exports {
@@ -41,12 +42,14 @@ impl Exports {
         let has = |facet: &str| facets.contains(&facet);
         let configuration = has("configuration").then(|| exports::configuration::GuestIndices::new(pre));
         let health = has("health").then(|| exports::health::GuestIndices::new(pre));
+        let scheduling = has("scheduling").then(|| exports::scheduling::GuestIndices::new(pre));
         Ok(Self {
             identity: exports::identity::GuestIndices::new(pre)?,
             discovery: exports::discovery::GuestIndices::new(pre)?,
             preparation: exports::preparation::GuestIndices::new(pre)?,
             configuration: configuration.transpose()?,
             health: health.transpose()?,
+            scheduling: scheduling.transpose()?,
         })
     }
 
@@ -57,6 +60,7 @@ impl Exports {
         self.preparation.load(&mut *store, instance)?;
         self.configuration.as_ref().map(|facet| facet.load(&mut *store, instance)).transpose()?;
         self.health.as_ref().map(|facet| facet.load(&mut *store, instance)).transpose()?;
+        self.scheduling.as_ref().map(|facet| facet.load(&mut *store, instance)).transpose()?;
         Ok(())
     }
 }

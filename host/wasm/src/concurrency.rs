@@ -64,7 +64,8 @@ impl Default for NodePermits {
     }
 }
 
-/// The permits of a driver, which are also permits of the node.
+/// The permits of a driver, which are also permits of the node. Clones share them.
+#[derive(Clone)]
 pub(super) struct DriverPermits {
     node: NodePermits,
     /// Linear memories of an instance, and bytes of all of them together, at most.

@@ -4,21 +4,25 @@
 mod identity;
 mod inventory;
 mod prepared;
+mod scheduling;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::bindings::nodedock::driver::types;
+use super::bindings::types;
 use crate::Limit;
 use nodedock_base::printable::{cut, is_unprintable};
 use nodedock_model::limit::{
     LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, PROBLEM_CODE_BYTES_MAX, PROBLEM_MESSAGE_BYTES_MAX,
 };
 use nodedock_model::rule::{is_problem_code, is_quantity};
-use nodedock_model::{ConfigSource, DriverClaim, LiveClaim, NodeKind, Problem, ProblemCode, ProblemKind};
+use nodedock_model::{
+    ConfigSource, DriverClaim, DriverClaimRecord, NodeKind, Problem, ProblemCode, ProblemKind,
+};
 
 pub(super) use identity::driver_info;
 pub(super) use inventory::{health_report, inventory};
 pub(super) use prepared::prepared_claim;
+pub(super) use scheduling::add_scheduling;
 
 /// Why an answer is refused, and where the error is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -98,10 +102,10 @@ fn non_empty_line(what: &str, text: String, max: usize) -> Checked<String> {
     if text.is_empty() { refuse(format!("{what} is empty")) } else { line(what, text, max) }
 }
 
-fn labels(what: &str, labels: Vec<types::Label>) -> Checked<BTreeMap<String, String>> {
+fn labels(what: &str, labels: Vec<types::KeyValue>) -> Checked<BTreeMap<String, String>> {
     at_most(what, labels.len(), LABELS_MAX)?;
     let mut all = BTreeMap::new();
-    for (key, value) in labels {
+    for types::KeyValue { key, value } in labels {
         let key = non_empty_line(&format!("a key of {what}"), key, LABEL_KEY_BYTES_MAX)?;
         bytes_within(&format!("{what}: {key}"), &value, LABEL_VALUE_BYTES_MAX)?;
         if value.contains('\0') {
@@ -136,8 +140,9 @@ fn quantity(what: &str, text: String) -> Checked<String> {
 
 /// Whether a problem is beyond its bounds.
 pub(super) fn is_cut(problem: &types::Problem) -> bool {
-    let long =
-        |(key, value): &types::Label| key.len() > LABEL_KEY_BYTES_MAX || value.len() > LABEL_VALUE_BYTES_MAX;
+    let long = |types::KeyValue { key, value }: &types::KeyValue| {
+        key.len() > LABEL_KEY_BYTES_MAX || value.len() > LABEL_VALUE_BYTES_MAX
+    };
     problem.code.len() > PROBLEM_CODE_BYTES_MAX
         || problem.message.len() > PROBLEM_MESSAGE_BYTES_MAX
         || problem.details.len() > LABELS_MAX
@@ -168,9 +173,15 @@ pub(super) fn problem_to_model(problem: types::Problem) -> Problem {
         message,
         retry_after_ms: problem.retry_after_ms,
         details: (problem.details.iter().take(LABELS_MAX))
-            .map(|(key, value)| (plain(key, LABEL_KEY_BYTES_MAX), plain(value, LABEL_VALUE_BYTES_MAX)))
+            .map(|types::KeyValue { key, value }| {
+                (plain(key, LABEL_KEY_BYTES_MAX), plain(value, LABEL_VALUE_BYTES_MAX))
+            })
             .collect(),
     }
+}
+
+pub(super) fn key_values(pairs: impl IntoIterator<Item = (String, String)>) -> Vec<types::KeyValue> {
+    pairs.into_iter().map(|(key, value)| types::KeyValue { key, value }).collect()
 }
 
 pub(super) fn problem_to_guest(problem: &Problem) -> types::Problem {
@@ -186,7 +197,7 @@ pub(super) fn problem_to_guest(problem: &Problem) -> types::Problem {
         code: problem.code.clone(),
         message: problem.message.clone(),
         retry_after_ms: problem.retry_after_ms,
-        details: problem.details.clone(),
+        details: key_values(problem.details.clone()),
     }
 }
 
@@ -201,13 +212,20 @@ pub(super) fn claim_to_guest(claim: &DriverClaim) -> types::Claim {
             .collect(),
         admin_access: device.admin_access,
     };
-    let config = |config: &nodedock_model::OpaqueConfig| types::OpaqueConfig {
+    let parameters = |config: &nodedock_model::OpaqueConfig| types::OpaqueParameters {
         source: match config.source {
-            ConfigSource::DeviceClass => types::ConfigSource::DeviceClass,
-            ConfigSource::Claim => types::ConfigSource::Claim,
+            ConfigSource::DeviceClass => types::ParametersSource::DeviceClass,
+            ConfigSource::Claim => types::ParametersSource::Claim,
         },
         requests: config.requests.clone(),
         parameters: config.parameters.clone(),
+    };
+    let consumer = |consumer: &nodedock_model::Consumer| types::Consumer {
+        api_group: consumer.api_group.clone(),
+        resource: consumer.resource.clone(),
+        namespace: claim.id.namespace.to_string(),
+        name: consumer.name.to_string(),
+        uid: consumer.uid.to_string(),
     };
     types::Claim {
         id: types::ClaimRef {
@@ -216,17 +234,20 @@ pub(super) fn claim_to_guest(claim: &DriverClaim) -> types::Claim {
             uid: claim.id.uid.to_string(),
         },
         devices: claim.devices.iter().map(device).collect(),
-        configs: claim.configs.iter().map(config).collect(),
-        annotations: claim.annotations.clone().into_iter().collect(),
+        parameters: claim.configs.iter().map(parameters).collect(),
+        reserved_for: claim.reserved_for.iter().map(consumer).collect(),
+        annotations: key_values(claim.annotations.clone()),
+        progress: claim.progress.clone(),
     }
 }
 
-pub(super) fn live_claim_to_guest(live: &LiveClaim) -> types::LiveClaim {
-    types::LiveClaim {
-        claim: claim_to_guest(&live.claim),
-        memo: live.memo.clone(),
-        driver_version: live.driver_version.clone(),
-        boot_id: live.boot_id.clone(),
+pub(super) fn claim_record_to_guest(record: &DriverClaimRecord) -> types::ClaimRecord {
+    types::ClaimRecord {
+        claim: claim_to_guest(&record.claim),
+        prepared: record.prepared,
+        memo: record.memo.clone(),
+        driver_version: record.driver_version.clone(),
+        boot_id: record.boot_id.clone(),
     }
 }
 

@@ -7,16 +7,22 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::Value;
 
-use super::bindings::nodedock::driver::types;
+use super::bindings::types;
 use super::convert::{self, Refusal};
 use super::edits::Verifier;
 use super::sandbox::{GuestCall, Sandbox, Scope};
-use super::{CallFailure, Containment, DriverInfo, Limit, Operation, Stats, Surface, Trigger, schema};
+use super::{
+    CallFailure, Containment, DriverInfo, Limit, Operation, Stats, Surface, Trigger, schema,
+    standard_attributes,
+};
 use nodedock_base::clock::now_ms;
-use nodedock_core::driver::{Call, ClaimDriver, DriverStats, Outcomes, all_failed, settle};
+use nodedock_core::driver::values::Journal;
+use nodedock_core::driver::{
+    Call, ClaimDriver, DriverStats, NodeFacts, Outcomes, PreparedClaims, Published, all_failed, settle,
+};
 use nodedock_core::sysfs::blocking::blocking;
 use nodedock_model::{
-    DeviceAccess, DriverClaim, HealthReport, Inventory, LiveClaim, ObjectRef, PreparedClaim, Problem,
+    DeviceAccess, DriverClaim, DriverClaimRecord, HealthReport, Inventory, ObjectRef, PreparedClaim, Problem,
     ProblemCode, Uid,
 };
 
@@ -27,9 +33,9 @@ const VERIFY_WALL: Duration = Duration::from_secs(2);
 
 /// A loaded WASM driver.
 pub struct WasmDriver {
-    pub(super) info: DriverInfo,
-    pub(super) missing_grants: Vec<String>,
-    pub(super) config: Option<String>,
+    pub(super) info: Arc<DriverInfo>,
+    pub(super) missing_grants: Arc<[String]>,
+    pub(super) config: Option<Arc<str>>,
     pub(super) sandbox: Sandbox,
 }
 
@@ -53,8 +59,34 @@ impl WasmDriver {
         self.sandbox.scope.effective.revoke();
     }
 
+    /// Returns the driver as another node with the same hardware has it: with other facts, claims and journal, and the same code, grant,
+    /// limits and quarantine.
+    #[must_use]
+    pub fn on_node(
+        &self,
+        facts: NodeFacts,
+        prepared_claims: Arc<dyn PreparedClaims>,
+        journal: Arc<dyn Journal>,
+    ) -> Self {
+        let (info, missing_grants, config) =
+            (Arc::clone(&self.info), self.missing_grants.clone(), self.config.clone());
+        Self { info, missing_grants, config, sandbox: self.sandbox.on_node(facts, prepared_claims, journal) }
+    }
+
+    /// Discovers the inventory, with the attributes that the host adds, then the devices' health where the driver reports it.
+    pub async fn publish(&self, call: &Call, trigger: Trigger) -> Result<Published, Problem> {
+        let mut inventory = self.discover(call, trigger).await?;
+        let node = Arc::clone(&self.sandbox.scope.node);
+        let add = move || {
+            standard_attributes::add(&node.sysfs, node.numa_node_form, &mut inventory);
+            Ok(inventory)
+        };
+        let inventory = self.sandbox.scope.look(add).await?;
+        Ok(Published { inventory, health: self.check_health(call).await? })
+    }
+
     /// A call that only looks; its deadline includes the wait for permits.
-    pub(super) fn look_call(&self) -> Call {
+    pub fn look_call(&self) -> Call {
         let deadline = self.sandbox.scope.limits.look_wall() + PERMIT_WAIT;
         Call { request_id: nodedock_base::request::new_id(), deadline }
     }
@@ -78,17 +110,30 @@ impl WasmDriver {
         self.sandbox.compiled.from_cache
     }
 
-    /// Discovers its devices on this node.
+    /// Discovers its devices on this node, with what it adds for the scheduler.
     pub async fn discover(&self, call: &Call, trigger: Trigger) -> Result<Inventory, Problem> {
         let context = self.context(call);
         let answer = self.call(call, Operation::Discover, None, move |store, instance, exports| {
             Box::pin(async move {
                 let discovery = exports.discovery.load(&mut *store, instance)?;
-                discovery.call_discover(store, &context, &trigger).await
+                let inventory = match discovery.call_discover(&mut *store, &context, &trigger).await? {
+                    Ok(inventory) => inventory,
+                    Err(problem) => return Ok(Err(problem)),
+                };
+                let Some(scheduling) = &exports.scheduling else { return Ok(Ok((inventory, None))) };
+                let scheduling = scheduling.load(&mut *store, instance)?;
+                let additions = scheduling.call_schedule(store, &context, &inventory).await?;
+                Ok(additions.map(|additions| (inventory, Some(additions))))
             })
         });
-        let inventory = answer.await?.map_err(|problem| self.problem(problem))?;
-        convert::inventory(&self.info.name, inventory).map_err(|why| self.refused(why))
+        let (inventory, additions) = answer.await?.map_err(|problem| self.problem(problem))?;
+        let driver = &self.info.name;
+        let mut inventory = convert::inventory(driver, inventory).map_err(|why| self.refused(why))?;
+        if let Some(additions) = additions {
+            let added = convert::add_scheduling(driver, &mut inventory, additions);
+            added.map_err(|why| self.refused(why))?;
+        }
+        Ok(inventory)
     }
 
     /// Checks the health of its devices; a driver without health reports none.
@@ -225,7 +270,9 @@ impl fmt::Debug for WasmDriver {
 }
 
 fn verify(scope: &Scope, outcomes: Outcomes<PreparedClaim>) -> Outcomes<PreparedClaim> {
-    let verifier = Verifier { effective: &scope.effective, dev: &scope.node.dev, sysfs: &scope.node.sysfs };
+    let node = &scope.node;
+    let verifier =
+        Verifier { effective: &scope.effective, dev: &node.dev, files: &node.files, sysfs: &node.sysfs };
     let verify = |outcome: Result<PreparedClaim, Problem>| {
         verifier.claim(outcome?).inspect_err(|_| {
             scope.counters.answers_refused.inc();
@@ -250,7 +297,9 @@ impl ClaimDriver for WasmDriver {
     }
 
     fn is_pure(&self) -> bool {
-        !self.sandbox.scope.effective.can_change_node()
+        // Progress is for work that a crash would leave half done.
+        let makes_progress = self.surface().has_import("progress");
+        !makes_progress && !self.sandbox.scope.effective.can_change_node()
     }
 
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
@@ -279,10 +328,10 @@ impl ClaimDriver for WasmDriver {
         self.verified(outcomes).await
     }
 
-    async fn unprepare(&self, call: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
+    async fn unprepare(&self, call: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
         let context = self.context(call);
-        let requested: Vec<types::LiveClaim> = claims.iter().map(convert::live_claim_to_guest).collect();
-        let writes_for = claims.iter().map(|live| live.claim.id.clone()).collect();
+        let requested: Vec<types::ClaimRecord> = claims.iter().map(convert::claim_record_to_guest).collect();
+        let writes_for = claims.iter().map(|record| record.claim.id.clone()).collect();
         let answer =
             self.call(call, Operation::Unprepare, Some(writes_for), move |store, instance, exports| {
                 Box::pin(async move {
@@ -291,7 +340,7 @@ impl ClaimDriver for WasmDriver {
                 })
             });
         let answer = answer.await;
-        let uids = claims.iter().map(|live| &live.claim.id.uid);
+        let uids = claims.iter().map(|record| &record.claim.id.uid);
         let outcome = |entry: types::UnprepareOutcome| {
             (entry.uid, entry.outcome.map_err(|problem| self.problem(problem)))
         };

@@ -4,8 +4,11 @@
 
 use std::path::Path;
 
+use rustix::fs::FileType;
+
 use super::bindings::nodedock::driver::device_nodes::NodeInfo;
 use super::convert::node_kind;
+use super::host_files::FilesRoot;
 use super::nodes::DevRoot;
 use nodedock_core::sysfs::SysfsRoot;
 use nodedock_model::grant::Effective;
@@ -68,6 +71,7 @@ const MOUNT_OPTIONS: &[&str] = &[
 pub(super) struct Verifier<'a> {
     pub(super) effective: &'a Effective,
     pub(super) dev: &'a DevRoot,
+    pub(super) files: &'a FilesRoot,
     pub(super) sysfs: &'a SysfsRoot,
 }
 
@@ -144,15 +148,15 @@ impl Verifier<'_> {
 
     fn mount(&self, mount: &mut Mount) -> Result<(), Problem> {
         let what = format!("mount {}", mount.host_path);
-        let source = Path::new(&mount.host_path);
         // Checked first: a guarded path is not even read.
         if let Some(guarded) = guarded(&mount.host_path) {
             return Err(refused(&what, format!("it is never mounted, because of {guarded}")));
         }
         in_container(&what, &mount.container_path)?;
-        let real = source.canonicalize().map_err(|error| wrong(&what, format!("its source: {error}")))?;
-        let real = real.to_str().ok_or_else(|| wrong(&what, "its source has no name in UTF-8"))?;
-        for path in [mount.host_path.as_str(), real] {
+        let found = self.files.resolve(&mount.host_path);
+        // A missing source may be installed later: the refusal is not permanent.
+        let (real, kind) = found.map_err(|problem| unseen(&what, problem))?;
+        for path in [mount.host_path.as_str(), &real] {
             if let Some(guarded) = guarded(path) {
                 return Err(refused(&what, format!("{path} is never mounted, because of {guarded}")));
             }
@@ -160,9 +164,7 @@ impl Verifier<'_> {
                 return Err(refused(&what, format!("{path} is not granted (mounts)")));
             }
         }
-        let kind =
-            std::fs::symlink_metadata(real).map_err(|error| wrong(&what, format!("its source: {error}")))?;
-        if !(kind.is_dir() || kind.is_file()) {
+        if !matches!(kind, FileType::Directory | FileType::RegularFile) {
             return Err(refused(&what, "its source is neither a directory nor a regular file"));
         }
         if mount.fs_type.as_deref().is_some_and(|kind| !matches!(kind, "" | "bind" | "none")) {
@@ -176,7 +178,7 @@ impl Verifier<'_> {
             mount.options.push("bind".to_owned());
         }
         // The checked path is the one that is mounted: a link may change.
-        real.clone_into(&mut mount.host_path);
+        mount.host_path = real;
         Ok(())
     }
 
@@ -228,7 +230,9 @@ fn as_claimed(what: &str, node: &DeviceNode, is: NodeKind, found: &NodeInfo) -> 
     let numbers = [("major", node.major, found.major), ("minor", node.minor, found.minor)];
     for (which, said, is) in numbers {
         if let Some(said) = said.filter(|said| *said != is) {
-            return differs(format!("{which} {said}"), format!("{which} {is}"));
+            let refused: Result<(), Problem> = differs(format!("{which} {said}"), format!("{which} {is}"));
+            // The device may have been plugged in again since the driver looked: a later prepare sees the new number.
+            return refused.map_err(|problem| Problem { kind: ProblemKind::Unavailable, ..problem });
         }
     }
     Ok(())

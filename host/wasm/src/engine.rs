@@ -11,7 +11,7 @@ use wasmtime::{
     Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, WasmBacktraceDetails,
 };
 
-use super::bindings::nodedock::driver::{device_nodes, ledger, log, sysfs, sysfs_write, types};
+use super::bindings::nodedock::driver;
 use super::concurrency::CALLS_MAX;
 use super::executor::SlowRuntime;
 use super::limiter::{CALL_INSTANCES, CALL_MEMORIES, CALL_TABLE_ELEMENTS, CALL_TABLES};
@@ -116,12 +116,19 @@ fn config() -> Config {
 
 fn linker(engine: &Engine) -> wasmtime::Result<Linker<State>> {
     let mut linker = Linker::new(engine);
-    types::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
-    log::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
-    sysfs::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
-    sysfs_write::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
-    device_nodes::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
-    ledger::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    driver::common::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    driver::inventory::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    driver::claims::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    driver::container_edits::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    driver::log::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    driver::sysfs::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    driver::sysfs_write::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    driver::host_files::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    driver::pci_driver::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    driver::device_nodes::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    driver::net_interfaces::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    driver::prepared_claims::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    driver::progress::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
     wasi::add_to_linker(&mut linker)?;
     Ok(linker)
 }

@@ -37,14 +37,18 @@ mod edits;
 mod engine;
 mod executor;
 pub mod file_watch;
+mod host_files;
 mod hostcalls;
 pub mod kernel;
 mod limiter;
 mod log;
+mod net_interfaces;
 mod nodes;
+mod pci;
 pub mod registry;
 mod sandbox;
 mod schema;
+mod standard_attributes;
 mod stored_files;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod testing {
@@ -57,7 +61,7 @@ mod writes;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -74,7 +78,9 @@ pub use self::call_failure::CallFailure;
 pub use self::compile::{COMPILE_COMMAND, CompileBounds, Compiler, compile_for_parent};
 pub use self::convert::Refusal;
 pub use self::driver::WasmDriver;
+pub use self::driver_config::driver_config;
 pub use self::limiter::Reached;
+pub use self::standard_attributes::NumaNodeForm;
 pub use self::stored_files::StoreError;
 pub use nodedock_core::driver::containment::{Containment, Quarantined};
 pub use nodedock_core::driver::stats::{Limit, Operation, Outcome, Stats};
@@ -87,13 +93,14 @@ use self::compiled::{Compiled, Exports};
 use self::concurrency::{DriverPermits, NodePermits};
 use self::driver::PERMIT_WAIT;
 use self::engine::Runtime;
+use self::host_files::FilesRoot;
 use self::log::DriverLog;
 use self::nodes::DevRoot;
 use self::sandbox::{Node, Sandbox, Scope};
 use nodedock_base::memory;
 use nodedock_core::driver::values::Journal;
-use nodedock_core::driver::{Call, Ledger, NodeFacts, stats};
-use nodedock_core::sysfs::SysfsRoot;
+use nodedock_core::driver::{Call, NodeFacts, PreparedClaims, stats};
+use nodedock_core::hardware::Hardware;
 use nodedock_core::sysfs::blocking::SYSFS_THREADS_PER_DRIVER;
 use nodedock_model::DriverName;
 use nodedock_model::grant::{self, Capabilities, Effective, Grant, LimitValues, Limits};
@@ -104,11 +111,9 @@ pub struct WasmSettings {
     /// Directory of compiled drivers. Without one, drivers are compiled at each start.
     pub cache_dir: Option<PathBuf>,
     pub compiler: Compiler,
-    /// `/sys`.
-    pub sysfs_root: PathBuf,
-    /// `/dev`.
-    pub dev_root: PathBuf,
+    pub hardware: Hardware,
     pub node: NodeFacts,
+    pub numa_node_form: NumaNodeForm,
 }
 
 /// Why WASM drivers cannot be hosted at all.
@@ -187,20 +192,32 @@ pub struct WasmHost {
 impl WasmHost {
     pub fn new(
         settings: WasmSettings,
-        ledger: Arc<dyn Ledger>,
+        prepared_claims: Arc<dyn PreparedClaims>,
         journal: Arc<dyn Journal>,
     ) -> Result<Arc<Self>, HostError> {
         let runtime = Runtime::new().map_err(|error| HostError::Engine(format!("{error:#}")))?;
-        let WasmSettings { cache_dir, compiler, sysfs_root, dev_root, node } = settings;
-        let sysfs = SysfsRoot::open(&sysfs_root)
-            .map_err(|source| HostError::Root { path: sysfs_root.clone(), source })?;
-        let dev =
-            DevRoot::open(&dev_root).map_err(|source| HostError::Root { path: dev_root.clone(), source })?;
+        let WasmSettings { cache_dir, compiler, hardware, node, numa_node_form } = settings;
+        let root = |path: &Path| {
+            let path = path.to_owned();
+            move |source| HostError::Root { path, source }
+        };
+        let sysfs = hardware.open_sys().map_err(root(&hardware.sys()))?;
+        let dev = DevRoot::open(&hardware).map_err(root(&hardware.dev()))?;
+        let files = FilesRoot::open(hardware.root()).map_err(root(hardware.root()))?;
         let open = |path: PathBuf| {
             Cache::open(&path, &runtime.engine).map_err(|source| HostError::Cache { path, source })
         };
         let cache = cache_dir.map(open).transpose()?;
-        let node = Node { facts: node, sysfs: Arc::new(sysfs), dev: Arc::new(dev), ledger, journal };
+        let node = Node {
+            facts: node,
+            sysfs: Arc::new(sysfs),
+            dev: Arc::new(dev),
+            files: Arc::new(files),
+            hardware,
+            prepared_claims,
+            journal,
+            numa_node_form,
+        };
         Ok(Arc::new(Self {
             runtime: Arc::new(runtime),
             cache,
@@ -320,7 +337,12 @@ impl WasmHost {
         let limits = Limits::new(&info.limits, &grant.limits);
         let name = info.name.clone();
         let sandbox = self.sandbox(&compiled, Some(&name), name.as_str(), effective, limits, &counters);
-        Ok(WasmDriver { info, missing_grants, config, sandbox })
+        Ok(WasmDriver {
+            info: Arc::new(info),
+            missing_grants: missing_grants.into(),
+            config: config.map(Into::into),
+            sandbox,
+        })
     }
 
     fn sandbox(
@@ -334,7 +356,7 @@ impl WasmHost {
     ) -> Sandbox {
         let scope = Scope {
             driver: driver.cloned(),
-            effective,
+            effective: Arc::new(effective),
             limits,
             log: Arc::new(DriverLog::new(label, limits.log, Arc::clone(counters))),
             counters: Arc::clone(counters),

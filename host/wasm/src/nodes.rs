@@ -1,7 +1,7 @@
 //! Looking at device nodes: never opening one, never following a link.
 
+use std::io::Read;
 use std::os::fd::OwnedFd;
-use std::path::Path;
 use std::sync::LazyLock;
 use std::time::Instant;
 
@@ -9,7 +9,8 @@ use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::bindings::nodedock::driver::device_nodes::NodeInfo;
-use super::bindings::nodedock::driver::types::NodeKind;
+use super::bindings::types::NodeKind;
+use nodedock_core::hardware::{Hardware, NodeNumbers};
 use nodedock_core::sysfs::blocking::LOOK_WALL;
 use nodedock_core::sysfs::{ENTRIES_MAX, SysfsRoot, bad_glob, join, read_stuck};
 use nodedock_model::grant::pattern::{self, PatternSet};
@@ -39,7 +40,11 @@ const MEMORY_MINORS: &[u32] = &[1, 2, 4, 11, 12];
 const DEPTH_MAX: usize = 8;
 
 /// `/dev`, or a directory of a test.
-pub(super) struct DevRoot(OwnedFd);
+pub(super) struct DevRoot {
+    dev: OwnedFd,
+    /// Regular files stand for nodes.
+    is_simulated: bool,
+}
 
 /// A plain path below `/dev`, without the `/dev/`.
 pub(super) fn below_dev(path: &str) -> Result<&str, Problem> {
@@ -52,9 +57,10 @@ pub(super) fn below_dev(path: &str) -> Result<&str, Problem> {
 }
 
 impl DevRoot {
-    pub(super) fn open(path: &Path) -> std::io::Result<Self> {
+    pub(super) fn open(hardware: &Hardware) -> std::io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        Ok(Self(rustix::fs::open(path, flags, Mode::empty())?))
+        let dev = rustix::fs::open(hardware.dev(), flags, Mode::empty())?;
+        Ok(Self { dev, is_simulated: hardware.is_simulated() })
     }
 
     /// One node. A link, a directory or a file is not a node.
@@ -66,17 +72,21 @@ impl DevRoot {
         // An `O_PATH` descriptor does not open the device: the driver behind it notices nothing.
         let node = self.open_beneath(inside, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC)?;
         let stat = rustix::fs::fstat(&node).map_err(|errno| io_problem(path, errno))?;
+        let not_a_node = || Problem::invalid(ProblemCode::NotANode, format!("{path} is no device node"));
         let kind = match FileType::from_raw_mode(stat.st_mode) {
             FileType::CharacterDevice => NodeKind::Character,
             FileType::BlockDevice => NodeKind::Block,
             FileType::Fifo => NodeKind::Fifo,
-            _ => return Err(Problem::invalid(ProblemCode::NotANode, format!("{path} is no device node"))),
+            FileType::RegularFile if self.is_simulated => NodeKind::Fifo,
+            _ => return Err(not_a_node()),
+        };
+        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        let (kind, major, minor) = match kind {
+            NodeKind::Fifo if is_file => self.simulated(inside).ok_or_else(not_a_node)?,
+            NodeKind::Fifo => (kind, 0, 0),
+            kind => (kind, rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)),
         };
         let numbered = kind != NodeKind::Fifo;
-        let (major, minor) = match numbered {
-            true => (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)),
-            false => (0, 0),
-        };
         if kind == NodeKind::Character && major == MEMORY_MAJOR && MEMORY_MINORS.contains(&minor) {
             return Err(denied(path));
         }
@@ -138,10 +148,24 @@ impl DevRoot {
         Ok(found)
     }
 
+    /// The node that a regular file stands for.
+    fn simulated(&self, inside: &str) -> Option<(NodeKind, u32, u32)> {
+        let mut text = String::new();
+        let file = self.open_beneath(inside, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC).ok()?;
+        std::fs::File::from(file).take(64).read_to_string(&mut text).ok()?;
+        let NodeNumbers { kind, major, minor } = NodeNumbers::parse(&text)?;
+        let kind = match kind {
+            nodedock_model::NodeKind::Character => NodeKind::Character,
+            nodedock_model::NodeKind::Block => NodeKind::Block,
+            nodedock_model::NodeKind::Fifo => NodeKind::Fifo,
+        };
+        Some((kind, major, minor))
+    }
+
     fn open_beneath(&self, path: &str, flags: OFlags) -> Result<OwnedFd, Problem> {
         // Other mounts are part of /dev (`/dev/pts`); links are not: they may point anywhere.
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-        rustix::fs::openat2(&self.0, path, flags, Mode::empty(), resolve).map_err(|errno| match errno {
+        rustix::fs::openat2(&self.dev, path, flags, Mode::empty(), resolve).map_err(|errno| match errno {
             Errno::NOENT | Errno::NOTDIR => {
                 Problem::not_found(ProblemCode::NoSuchNode, format!("/dev/{path} does not exist"))
             }

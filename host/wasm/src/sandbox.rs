@@ -19,16 +19,19 @@ use super::compiled::{Compiled, Exports};
 use super::concurrency::{CallPermits, DriverPermits};
 use super::engine::Runtime;
 use super::executor::{CpuMeter, FAST_CPU, run_fast};
+use super::host_files::FilesRoot;
 use super::hostcalls::{Kind, Seen};
 use super::limiter::{HANDLES_MAX, Limiter, Reached, millis, reached};
 use super::log::{DriverLog, LogSink};
 use super::nodes::DevRoot;
+use super::standard_attributes::NumaNodeForm;
 use super::stats::{Limit, Operation, Outcome, Stats, Usage};
 use super::wasi;
 use nodedock_base::printable::{cut, printable};
 use nodedock_core::driver::containment::{CallResult, Containment};
 use nodedock_core::driver::values::Journal;
-use nodedock_core::driver::{Call, Ledger, NodeFacts};
+use nodedock_core::driver::{Call, NodeFacts, PreparedClaims};
+use nodedock_core::hardware::Hardware;
 use nodedock_core::sysfs::SysfsRoot;
 use nodedock_model::grant::{Effective, Limits};
 use nodedock_model::{DriverName, ObjectRef, Problem};
@@ -41,19 +44,24 @@ const TRAP_MESSAGE_BYTES: usize = 512;
 const FRAMES_SHOWN: usize = 3;
 
 /// The node as every driver sees it.
+#[derive(Clone)]
 pub(super) struct Node {
     pub(super) facts: NodeFacts,
     pub(super) sysfs: Arc<SysfsRoot>,
     pub(super) dev: Arc<DevRoot>,
-    pub(super) ledger: Arc<dyn Ledger>,
+    pub(super) files: Arc<FilesRoot>,
+    pub(super) hardware: Hardware,
+    pub(super) prepared_claims: Arc<dyn PreparedClaims>,
     pub(super) journal: Arc<dyn Journal>,
+    pub(super) numa_node_form: NumaNodeForm,
 }
 
 /// The same in all calls of a driver.
+#[derive(Clone)]
 pub(super) struct Scope {
     /// None until the driver has described itself.
     pub(super) driver: Option<DriverName>,
-    pub(super) effective: Effective,
+    pub(super) effective: Arc<Effective>,
     pub(super) limits: Limits,
     pub(super) log: Arc<DriverLog>,
     pub(super) counters: Arc<Stats>,
@@ -69,6 +77,7 @@ impl Scope {
 }
 
 /// A compiled driver within its limits.
+#[derive(Clone)]
 pub(super) struct Sandbox {
     pub(super) runtime: Arc<Runtime>,
     pub(super) compiled: Arc<Compiled>,
@@ -93,6 +102,19 @@ impl<R, F> GuestCall<R> for F where
 }
 
 impl Sandbox {
+    /// The same driver on another node with the same hardware.
+    pub(super) fn on_node(
+        &self,
+        facts: NodeFacts,
+        prepared_claims: Arc<dyn PreparedClaims>,
+        journal: Arc<dyn Journal>,
+    ) -> Self {
+        let scope = &self.scope;
+        let node = Node { facts, prepared_claims, journal, ..(*scope.node).clone() };
+        let scope = Scope { node: Arc::new(node), ..(**scope).clone() };
+        Self { scope: Arc::new(scope), ..self.clone() }
+    }
+
     /// Calls into a fresh instance. `writes_for` are the claims for which the driver may write below `/sys`.
     pub(super) async fn call<R: Send + 'static>(
         &self,
@@ -290,7 +312,7 @@ pub(super) struct State {
     /// What the call has read below `/sys`.
     pub(super) seen: HashMap<(Kind, String), Result<Seen, Problem>>,
     pub(super) usage: Usage,
-    /// Values that it wrote below `/sys`, or tried to.
+    /// Values that it wrote below `/sys`, functions that it bound, and progress that it saved, or tried to.
     pub(super) writes: usize,
     pub(super) writes_for: Option<Arc<[ObjectRef]>>,
     limiter: Limiter,

@@ -34,9 +34,9 @@ impl Stage {
         let settings = WasmSettings {
             cache_dir: cached.then(|| directory.path().join("cache")),
             compiler: Compiler::InProcess,
-            sysfs_root: directory.path().join("sys"),
-            dev_root: directory.path().join("dev"),
+            hardware: Hardware::in_directory(directory.path()),
             node: NodeFacts { name: "node-1".into(), boot_id: "boot-1".into() },
+            numa_node_form: NumaNodeForm::default(),
         };
         Self {
             directory,
@@ -70,11 +70,13 @@ fn a_call() -> nodedock_core::driver::Call {
     nodedock_core::driver::Call { request_id: "r-1".into(), deadline: Duration::from_secs(10) }
 }
 
-fn a_claim(uid: &str) -> nodedock_model::DriverClaim {
+pub(crate) fn a_claim(uid: &str) -> nodedock_model::DriverClaim {
     nodedock_model::DriverClaim {
         id: ObjectRef::new("default", "claim", uid).unwrap(),
         devices: Vec::new(),
         configs: Vec::new(),
         annotations: BTreeMap::new(),
+        reserved_for: Vec::new(),
+        progress: Vec::new(),
     }
 }

@@ -226,3 +226,27 @@ impl Drop for LineStream {
         self.emit();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    /// The contract names the same interfaces, in lines such as "- `wasi:io` `error`, `poll`".
+    #[test]
+    fn the_contract_lists_the_interfaces_that_are_linked() {
+        let contract = include_str!("../../../wit/driver.wit");
+        let (_, list) = contract.split_once("Of WASI 0.2 the host links").expect("the contract has the list");
+        let (list, _) = list.split_once("A driver that imports anything else").expect("the list has an end");
+        let mut listed = BTreeSet::new();
+        let mut package = String::new();
+        for word in list.split('`').skip(1).step_by(2) {
+            match word.strip_prefix("wasi:") {
+                Some(name) => name.clone_into(&mut package),
+                None => drop(listed.insert(format!("{package}/{word}"))),
+            }
+        }
+        assert_eq!(listed, LINKED.iter().map(ToString::to_string).collect());
+    }
+}

@@ -1,9 +1,11 @@
-//! Writes below `/sys`: each within the grant and the ceiling, each durable as an intent before it happens, each in the audit log.
+//! Writes below `/sys`: values and kernel drivers of PCI functions. Each is within the grant and the ceiling, durable as an intent before
+//! it happens, and in the audit log.
 
 use std::sync::Arc;
 
 use super::bindings::nodedock::driver::sysfs_write;
 use super::hostcalls::not_granted;
+use super::limiter::Reached;
 use super::sandbox::{Scope, State};
 use super::stats::Limit;
 use nodedock_base::failpoint::{self, Point};
@@ -11,7 +13,9 @@ use nodedock_base::locks::LockGuard;
 use nodedock_core::driver::values::{Audited, Write};
 use nodedock_core::sysfs::attribute::{Attribute, Written, replaced};
 use nodedock_core::sysfs::blocking::{blocking, write_stuck};
-use nodedock_core::sysfs::{VALUE_BYTES_MAX, check_path};
+use nodedock_core::sysfs::pci::PciAddress;
+use nodedock_core::sysfs::{SysfsRoot, VALUE_BYTES_MAX, check_path};
+use nodedock_model::grant::Effective;
 use nodedock_model::limit::SYSFS_WRITE_WALL;
 use nodedock_model::{DriverName, ObjectRef, Problem, ProblemCode};
 
@@ -21,11 +25,23 @@ pub(super) const WRITES_PER_CALL: usize = 256;
 impl sysfs_write::Host for State {
     async fn write(&mut self, path: String, value: String) -> Result<(), Problem> {
         let admitted = self.admit_write(&path, &value);
+        self.write_value(Target::Attribute(path), value, admitted).await.map(drop)
+    }
+}
+
+impl State {
+    /// Writes what was admitted, and writes the line of the audit. Returns the value before, with the path without links.
+    pub(super) async fn write_value(
+        &mut self,
+        target: Target,
+        value: String,
+        admitted: Result<DriverName, Problem>,
+    ) -> Result<Option<Attribute>, Problem> {
         let write = ValueWrite {
             scope: Arc::clone(&self.scope),
             request: Arc::clone(&self.request),
             claims: self.writes_for.clone().unwrap_or_default(),
-            path,
+            target,
             value,
         };
         let mut found = None;
@@ -35,18 +51,33 @@ impl sysfs_write::Host for State {
         };
         // A write may change other attributes, also one that failed.
         self.seen.clear();
-        write.audit(found.as_ref(), result)
+        write.audit(found.as_ref(), result)?;
+        Ok(found)
     }
-}
 
-impl State {
+    /// The driver, if the call is one that may change the node.
+    pub(super) fn writer(&self, what: &str) -> Result<DriverName, Problem> {
+        match (&self.scope.driver, &self.writes_for) {
+            (Some(driver), Some(_)) => Ok(driver.clone()),
+            _ => {
+                let message = format!("{what} may be written during prepare and unprepare only");
+                Err(Problem::denied(ProblemCode::NotNow, message))
+            }
+        }
+    }
+
+    pub(super) fn count_write(&mut self) -> Result<(), Reached> {
+        self.writes += 1;
+        if self.writes > WRITES_PER_CALL {
+            return Err(self.refuse(Limit::SysfsWrites, WRITES_PER_CALL));
+        }
+        Ok(())
+    }
+
     fn admit_write(&mut self, path: &str, value: &str) -> Result<DriverName, Problem> {
         self.count_operation()?;
         check_path(path)?;
-        let (Some(driver), true) = (self.scope.driver.clone(), self.writes_for.is_some()) else {
-            let message = format!("{path} may be written during prepare and unprepare only");
-            return Err(Problem::denied(ProblemCode::NotNow, message));
-        };
+        let driver = self.writer(path)?;
         if value.len() > VALUE_BYTES_MAX {
             let message = format!("a value has at most {VALUE_BYTES_MAX} bytes");
             return Err(Problem::invalid(ProblemCode::ValueTooLarge, message));
@@ -54,14 +85,50 @@ impl State {
         if value.contains('\0') {
             return Err(Problem::invalid(ProblemCode::BadValue, "a value has no zero byte"));
         }
-        if !self.scope.effective.allows_sysfs_write(path, value) {
-            return Err(not_granted("sysfsWrite", path));
-        }
-        self.writes += 1;
-        if self.writes > WRITES_PER_CALL {
-            return Err(self.refuse(Limit::SysfsWrites, WRITES_PER_CALL).into());
-        }
+        Target::Attribute(path.to_owned()).check_grant(&self.scope.effective, value)?;
+        self.count_write()?;
         Ok(driver)
+    }
+}
+
+/// What is written.
+#[derive(Clone)]
+pub(super) enum Target {
+    /// The path of a file, as the driver names it.
+    Attribute(String),
+    /// The kernel driver of a function, which the grant must have.
+    Bind(PciAddress, String),
+    /// The kernel driver that a function had before: no grant has it.
+    Unbind(PciAddress),
+}
+
+impl Target {
+    /// As messages and the audit name it, until its path is known.
+    fn name(&self) -> &str {
+        match self {
+            Self::Attribute(path) => path,
+            Self::Bind(address, _) | Self::Unbind(address) => address.as_str(),
+        }
+    }
+
+    fn find(&self, sysfs: &SysfsRoot) -> Result<Attribute, Problem> {
+        match self {
+            Self::Attribute(path) => sysfs.attribute(path),
+            Self::Bind(address, _) | Self::Unbind(address) => sysfs.binding(address),
+        }
+    }
+
+    /// The problem of a write that is not granted, or not any more.
+    pub(super) fn check_grant(&self, effective: &Effective, value: &str) -> Result<(), Problem> {
+        match self {
+            Self::Attribute(path) if !effective.allows_sysfs_write(path, value) => {
+                Err(not_granted("sysfsWrite", path))
+            }
+            Self::Bind(address, driver) if !effective.allows_bind(address.as_str(), driver) => {
+                Err(not_granted("pciDriver", &format!("{address} with {driver}")))
+            }
+            Self::Attribute(_) | Self::Bind(..) | Self::Unbind(_) => Ok(()),
+        }
     }
 }
 
@@ -70,7 +137,7 @@ struct ValueWrite {
     scope: Arc<Scope>,
     request: Arc<str>,
     claims: Arc<[ObjectRef]>,
-    path: String,
+    target: Target,
     value: String,
 }
 
@@ -94,7 +161,7 @@ impl ValueWrite {
         // While this waited for the lock, a link may have changed, and a device may have been replaced.
         let current = self.look().await?;
         if (&current.path, current.inode) != (&first.path, first.inode) {
-            return Err(replaced(&self.path).into());
+            return Err(replaced(self.target.name()).into());
         }
         let current = found.insert(current);
         let (claims, path, inode) = (&*self.claims, &*current.path, current.inode);
@@ -102,9 +169,9 @@ impl ValueWrite {
             Write { driver, claims, path, inode, before: current.value.as_deref(), value: &self.value };
         journal.intend(&write).await?;
         // Meanwhile an operator may have revoked the grant.
-        if !self.scope.effective.allows_sysfs_write(&self.path, &self.value) {
+        if let Err(problem) = self.target.check_grant(&self.scope.effective, &self.value) {
             journal.settle(&write, None);
-            return Err(not_granted("sysfsWrite", &self.path).into());
+            return Err(problem.into());
         }
         failpoint::pass(Point::SysfsWriteIntended);
         // When this future is dropped here, the intent stays, which says that the value may have been written; so does this line.
@@ -129,8 +196,8 @@ impl ValueWrite {
     }
 
     async fn look(&self) -> Result<Attribute, Problem> {
-        let (sysfs, path) = (Arc::clone(&self.scope.node.sysfs), self.path.clone());
-        self.scope.look(move || sysfs.attribute(&path)).await
+        let (sysfs, target) = (Arc::clone(&self.scope.node.sysfs), self.target.clone());
+        self.scope.look(move || target.find(&sysfs)).await
     }
 
     /// Writes the value. The path stays locked until the write ends, also in a thread that hangs. The inner error: nothing was written.
@@ -150,7 +217,7 @@ impl ValueWrite {
             driver: self.scope.driver.as_ref().map_or("", DriverName::as_str),
             claims: &self.claims,
             request: &self.request,
-            path: found.map_or(&self.path, |found| &found.path),
+            path: found.map_or(self.target.name(), |found| &found.path),
             before: found.and_then(|found| found.value.as_deref()),
             after: Some(&self.value),
             outcome: "unknown",

@@ -4,15 +4,13 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use nodedock_model::limit::{
-    ALLOCATED_DEVICES_MAX, ATTRIBUTE_TEXT_MAX, ATTRIBUTE_VALUES_MAX, ATTRIBUTES_MAX, CONSUMED_SETS_MAX,
-    COUNTER_SETS_MAX, COUNTERS_MAX, DEVICES_MAX, EDITS_MAX, ENV_VALUE_BYTES_MAX, IDENTITIES_MAX,
-    IDENTITY_BYTES_MAX, LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, LABELS_MAX, MEMO_BYTES_MAX,
-    POLICY_VALUES_MAX, POOLS_MAX, PROBLEM_MESSAGE_BYTES_MAX, STATUS_DATA_BYTES_MAX, SUMMARY_BYTES_MAX,
-    TAINTS_MAX,
+    ALLOCATED_DEVICES_MAX, ATTRIBUTE_TEXT_MAX, ATTRIBUTE_VALUES_MAX, ATTRIBUTES_MAX, BINDING_CONDITIONS_MAX,
+    COMPATIBILITY_GROUPS_MAX, CONSUMED_SETS_MAX, COUNTER_SETS_MAX, COUNTERS_MAX, DEVICES_MAX, EDITS_MAX,
+    ENV_VALUE_BYTES_MAX, IDENTITIES_MAX, IDENTITY_BYTES_MAX, LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX,
+    LABELS_MAX, MEMO_BYTES_MAX, NODE_ALLOCATABLE_MAX, POLICY_VALUES_MAX, POOLS_MAX,
+    PROBLEM_MESSAGE_BYTES_MAX, STATUS_DATA_BYTES_MAX, SUMMARY_BYTES_MAX, TAINTS_MAX,
 };
-use nodedock_model::rule::{
-    is_env_name, is_interface_name, is_node_permissions, is_plain_path, is_problem_code, is_quantity,
-};
+use nodedock_model::rule::{is_env_name, is_interface_name, is_plain_path, is_problem_code, is_quantity};
 use nodedock_model::{
     DeviceName, DriverName, ExtendedResource, PoolName, QualifiedName, is_dns_label, is_label_key,
     is_label_value,
@@ -20,8 +18,8 @@ use nodedock_model::{
 
 use super::grant::requested;
 use crate::{
-    AttributeValue, CapacityChoice, CounterSet, Device, DeviceHealth, DriverInfo, Edits, Inventory, Pool,
-    Prepared, Problem,
+    Additions, AttributeValue, CapacityChoice, ContainerEdits, CounterSet, Device, DeviceHealth, DriverInfo,
+    Inventory, NodeAccess, Pool, Prepared, Problem,
 };
 
 /// Collects violations of the bounds with their location.
@@ -237,7 +235,7 @@ pub fn prepared(prepared: &Prepared) -> Vec<String> {
     report.lines
 }
 
-fn check_edits(report: &mut Report, at: &str, edits: &Edits) {
+fn check_edits(report: &mut Report, at: &str, edits: &ContainerEdits) {
     let lists = [
         ("env", edits.env.len()),
         ("device nodes", edits.device_nodes.len()),
@@ -257,8 +255,8 @@ fn check_edits(report: &mut Report, at: &str, edits: &Edits) {
     for node in &edits.device_nodes {
         report.path(at, &node.path);
         node.host_path.iter().for_each(|path| report.path(at, path));
-        report.demand(is_node_permissions(&node.permissions), || {
-            format!("{at}: {:?} is not a subset of rwm", node.permissions)
+        report.demand(node.access != NodeAccess::default(), || {
+            format!("{at}: {} without any right", node.path)
         });
     }
     for mount in &edits.mounts {
@@ -271,6 +269,52 @@ fn check_edits(report: &mut Report, at: &str, edits: &Edits) {
         }
     }
     edits.hooks.iter().for_each(|hook| report.path(at, &hook.path));
+}
+
+/// Returns the violations of the bounds in additions to an inventory.
+pub fn additions(inventory: &Inventory, additions: &Additions) -> Vec<String> {
+    let mut report = Report::default();
+    let keys: Vec<String> =
+        additions.devices.iter().map(|added| format!("{}/{}", added.pool, added.device)).collect();
+    report.unique("devices", keys.iter().map(String::as_str));
+    report.unique("pools", additions.pools.iter().map(|added| added.pool.as_str()));
+    for (added, key) in additions.devices.iter().zip(&keys) {
+        let Some(device) = inventory.device(&added.pool, &added.device) else {
+            report.demand(false, || format!("device {key} is not in the inventory"));
+            continue;
+        };
+        report.at_most(
+            &format!("{key}: binding conditions"),
+            added.binding_conditions.len(),
+            BINDING_CONDITIONS_MAX,
+        );
+        let failures = added.binding_failure_conditions.len();
+        report.at_most(&format!("{key}: binding failure conditions"), failures, BINDING_CONDITIONS_MAX);
+        report.at_most(
+            &format!("{key}: node allocatable"),
+            added.node_allocatable.len(),
+            NODE_ALLOCATABLE_MAX,
+        );
+        for compatibility in &added.compatibility {
+            let set = &compatibility.counter_set;
+            let is_consumed = device.consumes.iter().any(|consumed| consumed.name == *set);
+            report.demand(is_consumed, || format!("{key}: it does not consume counter set {set:?}"));
+            report.at_most(
+                &format!("{key}: groups of {set}"),
+                compatibility.groups.len(),
+                COMPATIBILITY_GROUPS_MAX,
+            );
+        }
+    }
+    for added in &additions.pools {
+        let is_known = inventory.pools.iter().any(|pool| pool.name == added.pool);
+        report.demand(is_known, || format!("pool {} is not in the inventory", added.pool));
+        let skip = added.skip_node_operations;
+        report.demand(skip.unprepare || !skip.prepare, || {
+            format!("pool {}: prepare is left out only together with unprepare", added.pool)
+        });
+    }
+    report.lines
 }
 
 /// Returns the violations of the bounds in a problem.
@@ -356,13 +400,18 @@ mod tests {
     }
 
     #[test]
-    fn edits_need_absolute_paths_and_known_permissions() {
-        let with = |edits: Edits| prepared(&Prepared::new().edits(edits)).len();
-        assert_eq!(with(Edits::new().device_node("/dev/fuse").env("A", "b")), 0);
-        assert_eq!(with(Edits::new().device_node("dev/fuse")), 1);
-        assert_eq!(with(Edits::new().device_node("/dev/../etc/passwd")), 1);
-        assert_eq!(with(Edits::new().device_node(DeviceNode::new("/dev/fuse").permissions("x"))), 1);
-        assert_eq!(with(Edits::new().env("A", "1").env("A", "2")), 1);
+    fn edits_need_absolute_paths_and_a_right_on_each_node() {
+        let with = |edits: ContainerEdits| prepared(&Prepared::new().edits(edits)).len();
+        assert_eq!(with(ContainerEdits::new().device_node("/dev/fuse").env("A", "b")), 0);
+        assert_eq!(with(ContainerEdits::new().device_node("dev/fuse")), 1);
+        assert_eq!(with(ContainerEdits::new().device_node("/dev/../etc/passwd")), 1);
+        assert_eq!(
+            with(
+                ContainerEdits::new().device_node(DeviceNode::new("/dev/fuse").access(NodeAccess::default()))
+            ),
+            1
+        );
+        assert_eq!(with(ContainerEdits::new().env("A", "1").env("A", "2")), 1);
         assert_eq!(prepared(&Prepared { memo: vec![0; 65537], ..Prepared::new() }).len(), 1);
     }
 

@@ -1,24 +1,39 @@
 //! A fake node for tests.
 
+mod machine;
+
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use nodedock_model::grant::Effective;
+use nodedock_hardware::{Entry as Recorded, Snapshot};
+use nodedock_model::grant::pattern::GlobMatcher;
+use nodedock_model::grant::{Effective, is_readable_host_file};
 use nodedock_model::rule::is_plain_path;
+
+use machine::{PCI_DEVICES, plain_node};
 
 use super::Grant;
 use super::tree::{Entry, Tree, matcher};
-use crate::{Capabilities, Host, Level, LiveClaim, NodeInfo, NodeKind, Problem};
+use crate::host::Page;
+use crate::{
+    Capabilities, ClaimRecord, FileInfo, FileKind, Host, Level, NetInterface, NodeInfo, NodeKind,
+    OperationalState, Problem,
+};
 
 const FILE_BYTES_MAX: usize = 64 << 10;
 const ENTRIES_MAX: usize = 4096;
+const HOST_FILE_BYTES_MAX: usize = 1 << 20;
+const PROGRESS_BYTES_MAX: usize = 64 << 10;
+/// Claims of a page: few, so that tests meet more than one.
+const PAGE_CLAIMS: usize = 4;
 
 /// A line that the driver logged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogLine {
     /// Level of the line.
     pub level: Level,
-    /// Value of the attribute.
+    /// Message of the line.
     pub message: String,
     /// Fields of the line.
     pub fields: Vec<(String, String)>,
@@ -35,8 +50,8 @@ pub struct SysfsWrite {
     pub value: String,
 }
 
-/// A fake node: files below `/sys`, device nodes, live claims. It refuses operations without a grant, as the host does, and records
-/// what a driver logs and writes.
+/// A fake node: files below `/sys` and elsewhere, device nodes, prepared claims. It refuses operations without a grant, as the host does,
+/// and records what a driver logs and writes.
 ///
 /// All methods take `&self`, also those that change the node, so that a test can remove a device between two calls. Clones
 /// refer to the same node.
@@ -62,17 +77,43 @@ pub struct FakeHost {
     state: Arc<Mutex<State>>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     sysfs: Tree,
+    /// Files outside `/sys` and `/dev`.
+    files: Tree,
     nodes: BTreeMap<String, NodeInfo>,
-    ledger: BTreeMap<String, LiveClaim>,
+    claims: BTreeMap<String, ClaimRecord>,
+    /// Of claims that no prepare has succeeded for, by UID.
+    progress: BTreeMap<String, Vec<u8>>,
+    /// Links `driver` before the first bind, by the function's directory; `None` for an unbound function.
+    bound_before: BTreeMap<String, Option<String>>,
     /// `None` grants everything.
     granted: Option<Arc<Effective>>,
     writes_refused: bool,
     failures: BTreeMap<String, Problem>,
     log: Vec<LogLine>,
     writes: Vec<SysfsWrite>,
+    write_hooks: Vec<WriteHook>,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        State {
+            sysfs: Tree::new("/sys/"),
+            files: Tree::new("/"),
+            nodes: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            progress: BTreeMap::new(),
+            bound_before: BTreeMap::new(),
+            granted: None,
+            writes_refused: false,
+            failures: BTreeMap::new(),
+            log: Vec::new(),
+            writes: Vec::new(),
+            write_hooks: Vec::new(),
+        }
+    }
 }
 
 /// Methods that set up the node.
@@ -105,14 +146,26 @@ impl FakeHost {
         self
     }
 
+    /// Creates or replaces a file outside `/sys` and `/dev` that everyone may read, with its parent directories: `/proc/devices`.
+    pub fn host_file(&self, path: &str, content: impl Into<Vec<u8>>) -> &Self {
+        self.state().files.insert(path, Entry::File(content.into()));
+        self
+    }
+
+    /// Creates a link outside `/sys` and `/dev`; its target is absolute or relative to its directory.
+    pub fn host_link(&self, path: &str, target: &str) -> &Self {
+        self.state().files.insert(path, Entry::Link(target.to_owned()));
+        self
+    }
+
     /// Creates a character device of root with mode 0600.
     pub fn character_node(&self, path: &str, major: u32, minor: u32) -> &Self {
-        self.plain_node(path, NodeKind::Character, major, minor)
+        self.node(plain_node(path, NodeKind::Character, major, minor))
     }
 
     /// Creates a block device of root with mode 0600.
     pub fn block_node(&self, path: &str, major: u32, minor: u32) -> &Self {
-        self.plain_node(path, NodeKind::Block, major, minor)
+        self.node(plain_node(path, NodeKind::Block, major, minor))
     }
 
     /// Creates a device node from its metadata. If it names its directory in `/sys`, `dev/char` or `dev/block` gets a link to it.
@@ -128,11 +181,14 @@ impl FakeHost {
         self
     }
 
-    /// Removes a device node (a path that begins with `/dev/`) or a file, link or whole directory below `/sys`.
+    /// Removes a device node (a path that begins with `/dev/`), a file, link or whole directory elsewhere (any other absolute path), or
+    /// one below `/sys` (a relative path).
     pub fn remove(&self, path: &str) -> &Self {
         let mut state = self.state();
         if path.starts_with("/dev/") {
             state.nodes.remove(path);
+        } else if path.starts_with('/') {
+            state.files.remove(path);
         } else {
             state.sysfs.remove(path);
         }
@@ -140,15 +196,49 @@ impl FakeHost {
         self
     }
 
-    /// Adds a claim to the ledger; it replaces one of the same UID.
-    pub fn claim(&self, live: LiveClaim) -> &Self {
-        self.state().ledger.insert(live.claim.id.uid.clone(), live);
+    /// Adds everything in a snapshot of a machine: the tree below `/sys`, device nodes of root with mode 0600, and all other files. Links
+    /// below `/dev` are left out, as the host shows none.
+    ///
+    /// ```no_run
+    /// use nodedock_hardware::Snapshot;
+    /// use nodedock_sdk::testing::FakeHost;
+    ///
+    /// let fake = FakeHost::new();
+    /// fake.snapshot(&Snapshot::open("machine.tar.gz".as_ref())?).nodes_from_sysfs();
+    /// # Ok::<(), nodedock_hardware::SnapshotError>(())
+    /// ```
+    pub fn snapshot(&self, snapshot: &Snapshot) -> &Self {
+        let mut state = self.state();
+        for (path, entry) in snapshot.entries() {
+            state.add_recorded(path, entry);
+        }
+        drop(state);
         self
     }
 
-    /// Removes a claim from the ledger.
+    /// Creates the device nodes that the `uevent` files below `/sys` describe (`MAJOR=`, `MINOR=`, `DEVNAME=`), as the kernel does: for a
+    /// snapshot without `/dev`. Nodes that exist stay as they are.
+    pub fn nodes_from_sysfs(&self) -> &Self {
+        let state = self.state();
+        let directories = state.sysfs.paths_of("uevent");
+        let nodes = directories.iter().filter_map(|path| state.described_node(path.strip_suffix("/uevent")?));
+        let nodes: Vec<_> = nodes.filter(|node| !state.nodes.contains_key(&node.path)).collect();
+        drop(state);
+        for node in nodes {
+            self.node(node);
+        }
+        self
+    }
+
+    /// Adds a claim that the driver has prepared, or may have begun to prepare; it replaces one of the same UID.
+    pub fn claim(&self, record: ClaimRecord) -> &Self {
+        self.state().claims.insert(record.claim.id.uid.clone(), record);
+        self
+    }
+
+    /// Removes such a claim.
     pub fn forget_claim(&self, uid: &str) -> &Self {
-        self.state().ledger.remove(uid);
+        self.state().claims.remove(uid);
         self
     }
 
@@ -193,13 +283,67 @@ impl FakeHost {
         self
     }
 
-    fn plain_node(&self, path: &str, kind: NodeKind, major: u32, minor: u32) -> &Self {
-        let path = path.to_owned();
-        self.node(NodeInfo { path, kind, major, minor, mode: 0o600, uid: 0, gid: 0, sysfs_path: None })
-    }
-
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls `effect` after each write to a file below `/sys` that matches the glob, for what the kernel does then: create functions,
+    /// change the value that later reads return, refuse the value. The glob matches the path as the driver gives it. If `effect` returns
+    /// a problem, the file has its previous content again, the write is not recorded, and the driver gets the problem.
+    ///
+    /// ```
+    /// use nodedock_sdk::{Problem, testing::FakeHost};
+    ///
+    /// let fake = FakeHost::new();
+    /// fake.file("class/leds/a/brightness", "0").on_write("class/leds/*/brightness", |fake, write| {
+    ///     if write.value == "300" {
+    ///         return Err(Problem::unavailable("io-error", "EINVAL"));
+    ///     }
+    ///     fake.file("class/leds/a/is_on", if write.value == "0" { "0" } else { "1" });
+    ///     Ok(())
+    /// });
+    /// let host = fake.host();
+    /// host.sysfs().write("class/leds/a/brightness", "20")?;
+    /// assert_eq!(host.sysfs().read("class/leds/a/is_on")?, "1");
+    /// assert!(host.sysfs().write("class/leds/a/brightness", "300").is_err());
+    /// assert_eq!(host.sysfs().read("class/leds/a/brightness")?, "20");
+    /// # Ok::<(), Problem>(())
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// If the glob is invalid.
+    #[track_caller]
+    pub fn on_write(
+        &self,
+        glob: &str,
+        effect: impl Fn(&FakeHost, &SysfsWrite) -> Result<(), Problem> + Send + Sync + 'static,
+    ) -> &Self {
+        let glob = matcher(glob).expect("the glob must be valid");
+        self.state().write_hooks.push(WriteHook { glob, effect: Arc::new(effect) });
+        self
+    }
+
+    /// The effects of a write, each called without the lock of the state.
+    fn run_write_hooks(&self, write: &SysfsWrite) -> Result<(), Problem> {
+        let matching = |hook: &&WriteHook| hook.glob.is_match(&write.path);
+        let hooks: Vec<_> = self.state().write_hooks.iter().filter(matching).cloned().collect();
+        hooks.iter().try_for_each(|hook| (hook.effect)(self, write))
+    }
+}
+
+type WriteEffect = dyn Fn(&FakeHost, &SysfsWrite) -> Result<(), Problem> + Send + Sync;
+
+/// What happens after a write to a matching path.
+#[derive(Clone)]
+struct WriteHook {
+    glob: GlobMatcher,
+    effect: Arc<WriteEffect>,
+}
+
+impl fmt::Debug for WriteHook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WriteHook").field("glob", &self.glob).finish_non_exhaustive()
     }
 }
 
@@ -213,6 +357,21 @@ impl FakeHost {
     /// Returns the writes below `/sys`, in order.
     pub fn writes(&self) -> Vec<SysfsWrite> {
         self.state().writes.clone()
+    }
+
+    /// Returns the progress that the driver saved for a claim, which no prepare or end of the claim has dropped.
+    pub fn progress(&self, uid: &str) -> Option<Vec<u8>> {
+        self.state().progress.get(uid).cloned()
+    }
+
+    /// Drops the progress of a claim, as the host does when a prepare succeeds or the claim ends.
+    pub(super) fn drop_progress(&self, uid: &str) {
+        self.state().progress.remove(uid);
+    }
+
+    /// Returns the kernel driver of a PCI function; `None` if it is unbound.
+    pub fn kernel_driver(&self, address: &str) -> Option<String> {
+        self.state().kernel_driver(&format!("{PCI_DEVICES}/{address}"))
     }
 
     /// Returns whether there is a device node at this path, granted or not.
@@ -239,14 +398,21 @@ impl FakeHost {
         let state = self.state();
         state.admit_read(path)?;
         let content = state.sysfs.read(path)?;
-        Ok(content[..content.len().min(FILE_BYTES_MAX)].to_vec())
+        if content.len() > FILE_BYTES_MAX {
+            let message = format!("/sys/{path} has more than {FILE_BYTES_MAX} bytes");
+            return Err(Problem::invalid("file-too-large", message));
+        }
+        Ok(content.to_vec())
     }
 
     pub(crate) fn sysfs_read_dir(&self, path: &str) -> Result<Vec<String>, Problem> {
         let state = self.state();
         state.admit_read(path)?;
-        let mut names = state.sysfs.read_dir(path)?;
-        names.truncate(ENTRIES_MAX);
+        let names = state.sysfs.read_dir(path)?;
+        if names.len() > ENTRIES_MAX {
+            let message = format!("/sys/{path} has more than {ENTRIES_MAX} entries");
+            return Err(Problem::invalid("too-many-entries", message));
+        }
         Ok(names)
     }
 
@@ -261,19 +427,30 @@ impl FakeHost {
         state.check_path(pattern)?;
         state.demand(|granted| granted.allows_sysfs_glob(pattern), "sysfsRead", pattern)?;
         let mut paths = state.sysfs.glob(pattern)?;
+        if paths.len() > ENTRIES_MAX {
+            let message = format!("the glob matches more than {ENTRIES_MAX} paths");
+            return Err(Problem::invalid("glob-too-wide", message));
+        }
         paths.retain(|path| state.allows(|granted| granted.allows_sysfs_read(path)));
-        paths.truncate(ENTRIES_MAX);
         Ok(paths)
     }
 
     pub(crate) fn sysfs_write(&self, path: &str, value: &str) -> Result<(), Problem> {
         let mut state = self.state();
         state.admit_write(path, value)?;
-        let before = String::from_utf8_lossy(state.sysfs.read(path)?).trim_end().to_owned();
+        let content = state.sysfs.read(path)?.to_vec();
+        let before = String::from_utf8_lossy(&content).trim_end().to_owned();
         let resolved = state.sysfs.resolve(path, true)?;
         state.sysfs.insert(&resolved, Entry::File(value.into()));
-        state.writes.push(SysfsWrite { path: path.to_owned(), before, value: value.to_owned() });
-        Ok(())
+        drop(state);
+        let write = SysfsWrite { path: path.to_owned(), before, value: value.to_owned() };
+        let taken = self.run_write_hooks(&write);
+        let mut state = self.state();
+        match taken {
+            Ok(()) => state.writes.push(write),
+            Err(_) => state.sysfs.insert(&resolved, Entry::File(content)),
+        }
+        taken
     }
 
     pub(crate) fn device_nodes_glob(&self, pattern: &str) -> Result<Vec<NodeInfo>, Problem> {
@@ -294,18 +471,107 @@ impl FakeHost {
         state.nodes.get(path).cloned().ok_or_else(missing)
     }
 
-    pub(crate) fn ledger_claims(&self) -> Vec<LiveClaim> {
-        self.state().ledger.values().cloned().collect()
+    pub(crate) fn host_files_read(&self, path: &str) -> Result<String, Problem> {
+        let state = self.state();
+        let info = state.host_file(path)?;
+        let content = state.files.read(info.real_path.trim_start_matches('/'))?;
+        if content.len() > HOST_FILE_BYTES_MAX {
+            let message = format!("{path} has more than {HOST_FILE_BYTES_MAX} bytes");
+            return Err(Problem::invalid("file-too-large", message));
+        }
+        let text = String::from_utf8(content.to_vec());
+        text.map_err(|_| Problem::invalid("not-text", format!("{path} is not UTF-8")))
     }
 
-    pub(crate) fn ledger_get(&self, uid: &str) -> Option<LiveClaim> {
-        self.state().ledger.get(uid).cloned()
+    pub(crate) fn host_files_stat(&self, path: &str) -> Result<FileInfo, Problem> {
+        self.state().host_file(path)
     }
 
-    pub(crate) fn ledger_holders(&self, pool: &str, device: &str) -> Vec<LiveClaim> {
-        let holds =
-            |live: &&LiveClaim| live.claim.devices.iter().any(|d| d.pool == pool && d.device == device);
-        self.state().ledger.values().filter(holds).cloned().collect()
+    pub(crate) fn host_files_glob(&self, pattern: &str) -> Result<Vec<FileInfo>, Problem> {
+        let state = self.state();
+        state.check_host_path(pattern)?;
+        state.demand(|granted| granted.allows_host_files_glob(pattern), "hostFiles", pattern)?;
+        let paths = state.files.glob(pattern.trim_start_matches('/'))?;
+        let infos = paths.into_iter().filter_map(|path| state.host_file(&format!("/{path}")).ok());
+        Ok(infos.take(ENTRIES_MAX).collect())
+    }
+
+    pub(crate) fn pci_driver_bind(&self, address: &str, driver: &str) -> Result<Vec<String>, Problem> {
+        let mut state = self.state();
+        state.check_writes(address)?;
+        state.check_failure(address)?;
+        let functions = state.functions_with(address, driver)?;
+        for function in &functions {
+            state.demand(|granted| granted.allows_bind(function, driver), "pciDriver", function)?;
+        }
+        if state.sysfs.read_dir(&format!("bus/pci/drivers/{driver}")).is_err() {
+            let message = format!("the kernel has no driver {driver}");
+            return Err(Problem::not_found("no-such-kernel-driver", message));
+        }
+        for function in &functions {
+            let directory = state.sysfs.resolve(&format!("{PCI_DEVICES}/{function}"), true)?;
+            let before = state.kernel_driver(&directory);
+            state.bound_before.entry(directory.clone()).or_insert(before);
+            state.set_kernel_driver(&directory, Some(driver));
+        }
+        Ok(functions)
+    }
+
+    pub(crate) fn pci_driver_restore(&self, address: &str) -> Result<Vec<String>, Problem> {
+        let mut state = self.state();
+        state.check_writes(address)?;
+        state.check_failure(address)?;
+        let mut restored = Vec::new();
+        for function in state.group_of(address)? {
+            let directory = state.sysfs.resolve(&format!("{PCI_DEVICES}/{function}"), true)?;
+            if let Some(before) = state.bound_before.remove(&directory) {
+                state.set_kernel_driver(&directory, before.as_deref());
+                restored.push(function);
+            }
+        }
+        Ok(restored)
+    }
+
+    pub(crate) fn net_interfaces_all(&self) -> Result<Vec<NetInterface>, Problem> {
+        let state = self.state();
+        let names = state.sysfs.read_dir("class/net").unwrap_or_default();
+        let names = names.into_iter().filter(|name| state.allows(|granted| granted.allows_net_device(name)));
+        Ok(names.map(|name| state.net_interface(&name)).collect())
+    }
+
+    pub(crate) fn net_interfaces_get(&self, name: &str) -> Result<NetInterface, Problem> {
+        let state = self.state();
+        state.check_failure(name)?;
+        state.demand(|granted| granted.allows_net_device(name), "netDevices", name)?;
+        state.sysfs.resolve(&format!("class/net/{name}"), true)?;
+        Ok(state.net_interface(name))
+    }
+
+    pub(crate) fn prepared_claims_all(&self, after: Option<&str>) -> Page {
+        self.state().page(after, |_| true)
+    }
+
+    pub(crate) fn prepared_claims_get(&self, uid: &str) -> Option<ClaimRecord> {
+        let state = self.state();
+        state.claims.get(uid).map(|record| state.with_progress(record))
+    }
+
+    pub(crate) fn prepared_claims_using_device(&self, pool: &str, device: &str, after: Option<&str>) -> Page {
+        let uses = |record: &ClaimRecord| {
+            record.claim.devices.iter().any(|used| used.pool == pool && used.device == device)
+        };
+        self.state().page(after, uses)
+    }
+
+    pub(crate) fn progress_save(&self, uid: &str, progress: &[u8]) -> Result<(), Problem> {
+        let mut state = self.state();
+        state.check_writes(uid)?;
+        if progress.len() > PROGRESS_BYTES_MAX {
+            let message = format!("progress has at most {PROGRESS_BYTES_MAX} bytes");
+            return Err(Problem::invalid("value-too-large", message));
+        }
+        state.progress.insert(uid.to_owned(), progress.to_vec());
+        Ok(())
     }
 }
 
@@ -317,10 +583,7 @@ impl State {
 
     fn admit_write(&self, path: &str, value: &str) -> Result<(), Problem> {
         self.check_path(path)?;
-        if self.writes_refused {
-            let message = format!("{path} may be written during prepare and unprepare only");
-            return Err(Problem::denied("not-now", message));
-        }
+        self.check_writes(path)?;
         let granted = self.demand(|granted| granted.allows_sysfs_write(path, value), "sysfsWrite", path);
         granted.map_err(|problem| problem.with_detail("value", value))
     }
@@ -356,141 +619,4 @@ impl State {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{DriverInfo, ProblemKind};
-
-    fn fake() -> FakeHost {
-        let fake = FakeHost::new();
-        fake.file("class/leds/a/brightness", "0\n").file("class/leds/b/brightness", [0xff, 0xfe]);
-        fake.character_node("/dev/fuse", 10, 229).block_node("/dev/loop0", 7, 0);
-        fake
-    }
-
-    fn grant(info: DriverInfo) -> FakeHost {
-        let fake = fake();
-        fake.grant(&info.capabilities);
-        fake
-    }
-
-    fn info() -> DriverInfo {
-        DriverInfo::new("leds", "0.1.0")
-    }
-
-    #[test]
-    fn a_text_loses_its_line_end_and_bytes_do_not() {
-        let host = fake().host();
-        assert_eq!(host.sysfs().read("class/leds/a/brightness").unwrap(), "0");
-        assert_eq!(host.sysfs().read_bytes("class/leds/a/brightness").unwrap(), b"0\n");
-        assert_eq!(host.sysfs().read("class/leds/b/brightness").unwrap_err().code, "not-text");
-    }
-
-    #[test]
-    fn nothing_is_found_outside_of_sys() {
-        for path in ["/class/leds", "class/../leds", "", "class//leds", "./class", "class/leds/", "a\0"] {
-            assert_eq!(fake().host().sysfs().read(path).unwrap_err().code, "bad-path", "{path}");
-        }
-        for path in ["fuse", "/etc/passwd", "/dev/../etc/passwd", "/dev/"] {
-            assert_eq!(fake().host().device_nodes().stat(path).unwrap_err().code, "bad-path", "{path}");
-        }
-    }
-
-    #[test]
-    fn what_is_not_granted_is_denied_even_where_there_is_nothing() {
-        let host = grant(info().sysfs_read(["class/leds/*/brightness"]).device_nodes(["/dev/fuse"])).host();
-        assert!(host.sysfs().read("class/leds/a/brightness").is_ok());
-        assert_eq!(host.sysfs().glob("class/leds/*/brightness").unwrap().len(), 2);
-        assert_eq!(host.sysfs().read("class/leds/a/other").unwrap_err().kind, ProblemKind::Denied);
-        assert_eq!(host.sysfs().read_dir("class/leds").unwrap_err().kind, ProblemKind::Denied);
-        assert_eq!(host.sysfs().find("class/net").unwrap_err().kind, ProblemKind::Denied);
-        assert!(host.device_nodes().stat("/dev/fuse").is_ok());
-        assert_eq!(host.device_nodes().stat("/dev/loop0").unwrap_err().kind, ProblemKind::Denied);
-        assert_eq!(host.device_nodes().glob("/dev/*").unwrap_err().kind, ProblemKind::Denied);
-    }
-
-    #[test]
-    fn what_is_absent_is_none_where_a_driver_says_it_may_be() {
-        let fake = fake();
-        let host = fake.host();
-        assert_eq!(host.sysfs().find("class/leds/c/brightness"), Ok(None));
-        assert_eq!(host.sysfs().find_link("class/leds/c"), Ok(None));
-        assert_eq!(host.sysfs().find_parsed::<u32>("class/leds/a/brightness"), Ok(Some(0)));
-        fake.file("class/leds/a/brightness", "bright");
-        assert_eq!(host.sysfs().find_parsed::<u32>("class/leds/a/brightness"), Ok(None));
-    }
-
-    #[test]
-    fn writes_are_remembered_with_the_value_before() {
-        let fake = grant(
-            info().sysfs_read(["class/leds/*/brightness"]).sysfs_write("class/leds/*/brightness", "[0-9]+"),
-        );
-        let sysfs_host = fake.host();
-        sysfs_host.sysfs().write("class/leds/a/brightness", "255").unwrap();
-        assert_eq!(sysfs_host.sysfs().read("class/leds/a/brightness").unwrap(), "255");
-        let write =
-            SysfsWrite { path: "class/leds/a/brightness".into(), before: "0".into(), value: "255".into() };
-        assert_eq!(fake.writes(), [write]);
-    }
-
-    #[test]
-    fn a_write_needs_a_matching_value_an_existing_file_and_the_right_time() {
-        let fake = grant(info().sysfs_write("class/leds/*/brightness", "[0-9]+"));
-        let host = fake.host();
-        let write = |path, value| host.sysfs().write(path, value).unwrap_err();
-        assert_eq!(write("class/leds/a/brightness", "255; rm").code, "not-granted");
-        assert_eq!(write("class/leds/a/trigger", "1").code, "not-granted");
-        assert_eq!(write("class/leds/c/brightness", "1").kind, ProblemKind::NotFound);
-        fake.allow_writes(false);
-        assert_eq!(write("class/leds/a/brightness", "1").code, "not-now");
-        assert_eq!(fake.writes(), []);
-    }
-
-    #[test]
-    fn a_node_with_a_directory_is_linked_by_its_number() {
-        let fake = FakeHost::new();
-        fake.file("devices/virtual/misc/fuse/uevent", "DEVNAME=fuse\n").node(NodeInfo {
-            path: "/dev/fuse".into(),
-            kind: NodeKind::Character,
-            major: 10,
-            minor: 229,
-            mode: 0o666,
-            uid: 0,
-            gid: 0,
-            sysfs_path: Some("devices/virtual/misc/fuse".into()),
-        });
-        assert_eq!(fake.host().sysfs().read("dev/char/10:229/uevent").unwrap(), "DEVNAME=fuse");
-    }
-
-    #[test]
-    fn injected_failures_last_until_they_are_healed() {
-        let fake = fake();
-        let trouble = Problem::unavailable("io-error", "no");
-        fake.fail("/dev/fuse", trouble.clone()).fail("class/leds/a/brightness", trouble.clone());
-        let host = fake.host();
-        assert_eq!(host.device_nodes().stat("/dev/fuse"), Err(trouble.clone()));
-        assert_eq!(host.sysfs().read("class/leds/a/brightness"), Err(trouble));
-        assert_eq!(host.sysfs().find("class/leds/a/brightness"), Ok(None));
-        fake.heal("/dev/fuse");
-        assert!(host.device_nodes().stat("/dev/fuse").is_ok());
-    }
-
-    #[test]
-    fn the_ledger_and_the_log_are_what_was_put_into_them() {
-        let fake = fake();
-        let host = fake.host();
-        let live = LiveClaim { claim: crate::Claim::new("n", "c", "u"), ..LiveClaim::default() };
-        fake.claim(live.clone());
-        assert_eq!((host.ledger().get("u"), host.ledger().claims().len()), (Some(live), 1));
-        fake.forget_claim("u");
-        assert_eq!(host.ledger().get("u"), None);
-        host.log().warn("too hot", &[("device", "a")]);
-        assert_eq!(
-            fake.log_lines(),
-            [LogLine {
-                level: Level::Warn,
-                message: "too hot".into(),
-                fields: vec![("device".into(), "a".into())]
-            }]
-        );
-    }
-}
+mod tests;

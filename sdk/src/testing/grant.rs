@@ -31,7 +31,12 @@ impl Grant {
     /// there is any.
     pub fn missing(&self, info: &DriverInfo) -> Vec<String> {
         let limits = &info.limits;
-        let limits = grant::requested_limits(limits.memory_mib, limits.wall_ms, limits.cpu_ms);
+        let limits = grant::requested_limits(
+            limits.memory_mib,
+            limits.wall_ms,
+            limits.cpu_ms,
+            limits.concurrent_calls,
+        );
         grant::missing(&requested(&info.capabilities), &limits, &self.0)
     }
 
@@ -48,13 +53,19 @@ impl Grant {
 
 /// The capabilities as the host knows them.
 pub(super) fn requested(capabilities: &Capabilities) -> grant::Capabilities {
-    let write = |write: &crate::ValueGrant| grant::ValueGrant {
+    let write = |write: &crate::WriteRequest| grant::ValueGrant {
         glob: write.glob.clone(),
         pattern: write.pattern.clone(),
+    };
+    let bind = |bind: &crate::BindRequest| grant::ValueGrant {
+        glob: bind.functions.clone(),
+        pattern: bind.drivers.clone(),
     };
     grant::Capabilities {
         sysfs_read: capabilities.sysfs_read.clone(),
         sysfs_write: capabilities.sysfs_write.iter().map(write).collect(),
+        host_files: capabilities.host_files.clone(),
+        pci_driver: capabilities.pci_driver.iter().map(bind).collect(),
         device_nodes: capabilities.device_nodes.clone(),
         mounts: capabilities.mounts.clone(),
         hooks: capabilities.hooks.clone(),

@@ -5,12 +5,12 @@ use std::marker::PhantomData;
 
 use super::{FakeHost, Grant, bounds};
 use crate::{
-    Claim, Context, DeviceHealth, DeviceNode, Driver, Edits, Health, Inventory, LiveClaim, Outcomes,
-    Prepared, Problem, Trigger,
+    Additions, Claim, ClaimRecord, ContainerEdits, Context, DeviceHealth, DeviceNode, Driver, Health, Host,
+    Inventory, Outcomes, Prepared, Problem, Scheduling, Trigger,
 };
 
-/// Calls a driver as the host does: it grants only what the driver requests, allows writes during prepare and unprepare only, adds
-/// a prepared claim to the ledger and removes an unprepared one.
+/// Calls a driver as the host does: it grants only what the driver requests, allows writes during prepare and unprepare only, keeps
+/// a claim from the first prepare until it is unprepared, and progress until then or until a prepare succeeds.
 ///
 /// The harness checks every result against the [`bounds`] of the contract, the claim, the grant and the fake node. A result that the
 /// host would refuse is a defect of the driver, and the harness panics with the list of reasons. It returns problems that the driver
@@ -31,7 +31,7 @@ use crate::{
 ///         Ok(Inventory::new().pool(Pool::new("fuse").devices(nodes.iter().map(|_| Device::new("fuse")))))
 ///     }
 ///     fn prepare(_: &Host, _: &Context, claim: &Claim) -> Result<Prepared, Problem> {
-///         Prepared::each(claim, |_| Ok(Edits::new().device_node("/dev/fuse")))
+///         Prepared::each(claim, |_| Ok(ContainerEdits::new().device_node("/dev/fuse")))
 ///     }
 /// }
 ///
@@ -133,7 +133,7 @@ impl<D: Driver> Harness<D> {
         answer
     }
 
-    /// Prepares a claim and adds it to the ledger.
+    /// Prepares a claim, and keeps its memo for its unprepare.
     ///
     /// # Errors
     ///
@@ -145,23 +145,58 @@ impl<D: Driver> Harness<D> {
     /// of the claim.
     #[track_caller]
     pub fn prepare(&self, claim: &Claim) -> Result<Prepared, Problem> {
-        self.fake.allow_writes(true);
-        let outcomes = D::prepare_batch(&self.fake.host(), &self.ctx.borrow(), std::slice::from_ref(claim));
-        self.fake.allow_writes(false);
-        let answer = only_outcome(&claim.id.uid, outcomes);
-        demand("answer", beyond(&answer, bounds::prepared));
-        let prepared = answer?;
-        demand("answer", self.refusals(claim, &prepared));
-        self.fake.claim(LiveClaim {
-            claim: claim.clone(),
-            memo: prepared.memo.clone(),
-            driver_version: D::describe().version,
-            boot_id: self.ctx.borrow().boot_id.clone(),
-        });
-        Ok(prepared)
+        let mut outcomes = self.prepare_batch(std::slice::from_ref(claim));
+        outcomes.remove(0).1
     }
 
-    /// Unprepares a claim and removes it from the ledger. The driver receives an unknown claim with its UID and nothing else, as from
+    /// Prepares several claims in one call, as those of one pod, and keeps their memos. The outcomes are in the order of the claims.
+    ///
+    /// # Panics
+    ///
+    /// As [`prepare`](Self::prepare), and if the driver does not answer for every claim once.
+    #[track_caller]
+    pub fn prepare_batch(&self, claims: &[Claim]) -> Outcomes<Prepared> {
+        let host = self.fake.host();
+        let claims: Vec<_> = claims.iter().map(|claim| self.begun(&host, claim)).collect();
+        self.fake.allow_writes(true);
+        let outcomes = D::prepare_batch(&host, &self.ctx.borrow(), &claims);
+        self.fake.allow_writes(false);
+        let outcomes = in_order(claims.iter().map(|claim| &claim.id.uid), outcomes);
+        let prepared = |(claim, (uid, answer)): (&Claim, (String, Result<Prepared, Problem>))| {
+            demand("answer", beyond(&answer, bounds::prepared));
+            if let Ok(prepared) = &answer {
+                demand("answer", self.refusals(claim, prepared));
+                self.fake.drop_progress(&uid);
+                self.fake.claim(ClaimRecord {
+                    claim: Claim { progress: Vec::new(), ..claim.clone() },
+                    prepared: true,
+                    memo: prepared.memo.clone(),
+                    driver_version: D::describe().version,
+                    boot_id: self.ctx.borrow().boot_id.clone(),
+                });
+            }
+            (uid, answer)
+        };
+        claims.iter().zip(outcomes).map(prepared).collect()
+    }
+
+    /// Notes that the driver is called for a claim, as the host does before the call. Returns the claim with the progress of earlier calls.
+    fn begun(&self, host: &Host, claim: &Claim) -> Claim {
+        let uid = &claim.id.uid;
+        let known = host.prepared_claims().get(uid);
+        if known.is_none() {
+            self.fake.claim(ClaimRecord {
+                claim: Claim { progress: Vec::new(), ..claim.clone() },
+                driver_version: D::describe().version,
+                boot_id: self.ctx.borrow().boot_id.clone(),
+                ..ClaimRecord::default()
+            });
+        }
+        let progress = self.fake.progress(uid).unwrap_or_else(|| claim.progress.clone());
+        Claim { progress, ..claim.clone() }
+    }
+
+    /// Unprepares a claim. The driver receives an unknown claim with its UID and nothing else, as from
     /// the host.
     ///
     /// # Errors
@@ -173,17 +208,32 @@ impl<D: Driver> Harness<D> {
     /// If the result exceeds the bounds or is for another claim.
     #[track_caller]
     pub fn unprepare(&self, uid: &str) -> Result<(), Problem> {
+        self.unprepare_batch(&[uid]).remove(0).1
+    }
+
+    /// Unprepares several claims in one call. The outcomes are in the order of the claims.
+    ///
+    /// # Panics
+    ///
+    /// As [`unprepare`](Self::unprepare), and if the driver does not answer for every claim once.
+    #[track_caller]
+    pub fn unprepare_batch(&self, uids: &[&str]) -> Outcomes<()> {
         let host = self.fake.host();
-        let unknown = || LiveClaim { claim: Claim::new("", "", uid), ..LiveClaim::default() };
-        let live = host.ledger().get(uid).unwrap_or_else(unknown);
+        let unknown = |uid: &str| ClaimRecord { claim: Claim::new("", "", uid), ..ClaimRecord::default() };
+        let record = |uid: &&str| host.prepared_claims().get(uid).unwrap_or_else(|| unknown(uid));
+        let records: Vec<_> = uids.iter().map(record).collect();
         self.fake.allow_writes(true);
-        let outcomes = D::unprepare_batch(&host, &self.ctx.borrow(), &[live]);
+        let outcomes = D::unprepare_batch(&host, &self.ctx.borrow(), &records);
         self.fake.allow_writes(false);
-        let answer = only_outcome(uid, outcomes);
-        demand("answer", beyond(&answer, |()| Vec::new()));
-        answer?;
-        self.fake.forget_claim(uid);
-        Ok(())
+        let outcomes = in_order(records.iter().map(|record| &record.claim.id.uid), outcomes);
+        for (uid, answer) in &outcomes {
+            demand("answer", beyond(answer, |()| Vec::new()));
+            if answer.is_ok() {
+                self.fake.drop_progress(uid);
+                self.fake.forget_claim(uid);
+            }
+        }
+        outcomes
     }
 
     fn refusals(&self, claim: &Claim, prepared: &Prepared) -> Vec<String> {
@@ -211,7 +261,7 @@ impl<D: Driver> Harness<D> {
         lines
     }
 
-    fn check_edits(&self, edits: &Edits, lines: &mut Vec<String>) {
+    fn check_edits(&self, edits: &ContainerEdits, lines: &mut Vec<String>) {
         if let Some(granted) = self.fake.granted() {
             let mut demand_granted = |what: &str, is_granted: bool, name: &str| {
                 if !is_granted {
@@ -237,6 +287,25 @@ impl<D: Driver> Harness<D> {
                 lines.push(format!("deviceNodes: {path} does not exist"));
             }
         }
+    }
+}
+
+impl<D: Scheduling> Harness<D> {
+    /// Discovers the driver's devices and returns what it adds to them for the scheduler.
+    ///
+    /// # Errors
+    ///
+    /// The driver's problem.
+    ///
+    /// # Panics
+    ///
+    /// If a result exceeds the bounds.
+    #[track_caller]
+    pub fn schedule(&self) -> Result<Additions, Problem> {
+        let inventory = self.discover()?;
+        let answer = D::schedule(&self.fake.host(), &self.ctx.borrow(), &inventory);
+        demand("answer", beyond(&answer, |additions| bounds::additions(&inventory, additions)));
+        answer
     }
 }
 
@@ -269,12 +338,16 @@ fn beyond<T>(answer: &Result<T, Problem>, bounds: impl FnOnce(&T) -> Vec<String>
     }
 }
 
+/// The outcomes in the order of the claims, of which the driver must answer each once.
 #[track_caller]
-fn only_outcome<T>(uid: &str, mut outcomes: Outcomes<T>) -> Result<T, Problem> {
-    match outcomes.pop() {
-        Some((answered, outcome)) if answered == uid && outcomes.is_empty() => outcome,
-        _ => panic!("the driver does not answer for claim {uid}, or not for it alone"),
-    }
+fn in_order<'a, T>(uids: impl Iterator<Item = &'a String>, mut outcomes: Outcomes<T>) -> Outcomes<T> {
+    let take = |uid: &String| {
+        let at = outcomes.iter().position(|(answered, _)| answered == uid);
+        outcomes.swap_remove(at.unwrap_or_else(|| panic!("the driver does not answer for claim {uid}")))
+    };
+    let answers: Vec<_> = uids.map(take).collect();
+    assert!(outcomes.is_empty(), "the driver answers for claim {}, which is not of the call", outcomes[0].0);
+    answers
 }
 
 #[track_caller]

@@ -1,6 +1,7 @@
 //! Files, directories and links as in sysfs: links are relative and leave their directory.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 use nodedock_model::grant::pattern::{GlobMatcher, compile};
 
@@ -16,12 +17,18 @@ pub(super) enum Entry {
 }
 
 /// By path relative to the root; the root itself is the empty path.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Tree {
+    /// Where it is mounted, with a slash at the end: absolute links lead below it.
+    mount: &'static str,
     entries: BTreeMap<String, Entry>,
 }
 
 impl Tree {
+    pub(super) fn new(mount: &'static str) -> Self {
+        Tree { mount, entries: BTreeMap::new() }
+    }
+
     pub(super) fn insert(&mut self, path: &str, entry: Entry) {
         let path = path.trim_matches('/');
         let mut end = 0;
@@ -35,8 +42,21 @@ impl Tree {
     /// Removes an entry with its content.
     pub(super) fn remove(&mut self, path: &str) {
         let path = path.trim_matches('/');
-        let inside = format!("{path}/");
-        self.entries.retain(|entry, _| entry != path && !entry.starts_with(&inside));
+        let inside: Vec<_> = self.inside(path).map(|(path, _)| path.clone()).collect();
+        for path in inside.iter().map(String::as_str).chain([path]) {
+            self.entries.remove(path);
+        }
+    }
+
+    /// Returns every entry below a directory, which is not empty.
+    fn inside(&self, directory: &str) -> impl Iterator<Item = (&String, &Entry)> {
+        self.entries.range(format!("{directory}/")..after_content(directory))
+    }
+
+    /// Returns the paths of all entries of this name.
+    pub(super) fn paths_of(&self, name: &str) -> Vec<String> {
+        let is_named = |path: &&String| path.rsplit('/').next() == Some(name);
+        self.entries.keys().filter(is_named).cloned().collect()
     }
 
     pub(super) fn get(&self, path: &str) -> Option<&Entry> {
@@ -51,7 +71,7 @@ impl Tree {
         while let Some(segment) = todo.pop() {
             match segment.as_str() {
                 "" | "." => continue,
-                ".." if done.pop().is_none() => return Err(escapes(path)),
+                ".." if done.pop().is_none() => return Err(self.escapes(path)),
                 ".." => continue,
                 _ => done.push(segment),
             }
@@ -66,15 +86,15 @@ impl Tree {
                         ));
                     }
                     done.pop();
-                    let below_root = target.strip_prefix("/sys/");
+                    let below_root = target.strip_prefix(self.mount);
                     if below_root.is_some() {
                         done.clear();
                     }
                     todo.extend(below_root.unwrap_or(target).split('/').rev().map(str::to_owned));
                 }
-                Some(Entry::File(_)) if !todo.is_empty() => return Err(missing(path)),
+                Some(Entry::File(_)) if !todo.is_empty() => return Err(self.missing(path)),
                 Some(_) => {}
-                None => return Err(missing(path)),
+                None => return Err(self.missing(path)),
             }
         }
         Ok(done.join("/"))
@@ -98,14 +118,34 @@ impl Tree {
         let resolved = self.resolve(path, true)?;
         match self.get(&resolved) {
             Some(Entry::Dir) => Ok(self.names(&resolved)),
-            _ => Err(Problem::invalid("not-a-folder", format!("{path} is not a directory"))),
+            _ => Err(Problem::invalid("not-a-directory", format!("{path} is not a directory"))),
         }
     }
 
+    /// Walks over the names only, not over what is in them: every directory has an entry of its own.
     fn names(&self, directory: &str) -> Vec<String> {
         let inside = if directory.is_empty() { String::new() } else { format!("{directory}/") };
-        let names = self.entries.keys().filter_map(|path| path.strip_prefix(&inside));
-        names.filter(|name| !name.is_empty() && !name.contains('/')).map(str::to_owned).collect()
+        let mut names = Vec::new();
+        let mut next = Bound::Excluded(inside.clone());
+        while let Some((path, _)) = self.entries.range((next, Bound::Unbounded)).next() {
+            let Some(name) = path.strip_prefix(&inside) else { break };
+            next = match name.split_once('/') {
+                None => {
+                    names.push(name.to_owned());
+                    Bound::Excluded(path.clone())
+                }
+                Some((child, _)) => Bound::Included(after_content(&format!("{inside}{child}"))),
+            };
+        }
+        names
+    }
+
+    fn missing(&self, path: &str) -> Problem {
+        Problem::not_found("no-such-path", format!("{}{path} does not exist", self.mount))
+    }
+
+    fn escapes(&self, path: &str) -> Problem {
+        Problem::denied("outside-sysfs", format!("{path} leads out of {}", self.mount))
     }
 
     /// Paths as a walk from the root sees them, links kept.
@@ -127,13 +167,17 @@ impl Tree {
         if *first == "**" {
             self.walk(directory, rest, found)?;
         }
+        let below =
+            |name: &str| if directory.is_empty() { name.to_owned() } else { format!("{directory}/{name}") };
+        if !first.contains(['*', '?', '[', '{', '\\']) {
+            let path = below(first);
+            return if self.resolve(&path, false).is_ok() { self.walk(&path, rest, found) } else { Ok(()) };
+        }
         let segment = matcher(if *first == "**" { "*" } else { first })?;
         for name in self.read_dir(directory).unwrap_or_default() {
-            let path = if directory.is_empty() { name.clone() } else { format!("{directory}/{name}") };
-            let is_link =
-                matches!(self.resolve(&path, false).ok().and_then(|p| self.get(&p)), Some(Entry::Link(_)));
+            let path = below(&name);
             match *first {
-                "**" if is_link => {}
+                "**" if self.is_link(&path) => {}
                 "**" => self.walk(&path, segments, found)?,
                 _ if segment.is_match(&name) => self.walk(&path, rest, found)?,
                 _ => {}
@@ -141,6 +185,16 @@ impl Tree {
         }
         Ok(())
     }
+
+    fn is_link(&self, path: &str) -> bool {
+        let resolved = self.resolve(path, false).ok();
+        matches!(resolved.and_then(|path| self.get(&path)), Some(Entry::Link(_)))
+    }
+}
+
+/// Returns the first path that sorts after everything in a directory: `0` follows the slash in ASCII.
+fn after_content(directory: &str) -> String {
+    format!("{directory}0")
 }
 
 /// Compiles a glob by the host's rules.
@@ -149,21 +203,13 @@ pub(super) fn matcher(glob: &str) -> Result<GlobMatcher, Problem> {
     Ok(compiled.compile_matcher())
 }
 
-fn missing(path: &str) -> Problem {
-    Problem::not_found("no-such-path", format!("/sys/{path} does not exist"))
-}
-
-fn escapes(path: &str) -> Problem {
-    Problem::denied("outside-sysfs", format!("{path} leads out of /sys"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::ProblemKind;
 
     fn tree() -> Tree {
-        let mut tree = Tree::default();
+        let mut tree = Tree::new("/sys/");
         tree.insert("devices/pci0000:00/0000:00:01.0/vendor", Entry::File(b"0x1af4".into()));
         tree.insert("devices/pci0000:00/0000:00:01.0/drm/card0/dev", Entry::File(b"226:0".into()));
         tree.insert(
@@ -222,7 +268,21 @@ mod tests {
         let tree = tree();
         assert_eq!(tree.read("bus/pci").unwrap_err().code, "not-a-file");
         assert_eq!(tree.read_link("bus/pci").unwrap_err().code, "not-a-link");
-        assert_eq!(tree.read_dir("bus/pci/devices/0000:00:01.0/vendor").unwrap_err().code, "not-a-folder");
+        assert_eq!(tree.read_dir("bus/pci/devices/0000:00:01.0/vendor").unwrap_err().code, "not-a-directory");
+    }
+
+    #[test]
+    fn names_are_of_the_directory_alone_however_they_sort() {
+        let mut tree = Tree::new("/sys/");
+        for path in ["a/x/y/z", "a/x-1", "a/x.1/y", "a/x0", "a-b/c", "a0"] {
+            tree.insert(path, Entry::Dir);
+        }
+        assert_eq!(tree.read_dir("a").unwrap(), ["x", "x-1", "x.1", "x0"]);
+        assert_eq!(tree.read_dir("a/x/y").unwrap(), ["z"]);
+        assert_eq!(tree.read_dir("a/x0").unwrap(), Vec::<String>::new());
+        assert_eq!(tree.names(""), ["a", "a-b", "a0"]);
+        tree.remove("a/x");
+        assert_eq!(tree.read_dir("a").unwrap(), ["x-1", "x.1", "x0"]);
     }
 
     #[test]

@@ -1,10 +1,30 @@
 //! Conversions between the bindings' types and the SDK's, in the directions that calls need.
 
 use super::bindings::exports::nodedock::driver::{discovery, identity};
-use super::bindings::nodedock::driver::device_nodes;
-use super::bindings::nodedock::driver::log;
-use super::bindings::nodedock::driver::types as wit;
+use super::bindings::nodedock::driver::{device_nodes, host_files, log, net_interfaces, prepared_claims};
+use super::health::exports::nodedock::driver::health;
+use super::scheduling::exports::nodedock::driver::scheduling;
+use crate::host::Page;
 use crate::*;
+
+/// The types that calls exchange.
+mod wit {
+    use super::super::bindings::nodedock::driver;
+
+    pub(super) use driver::claims::{
+        AllocatedDevice, Claim, ClaimRecord, ClaimRef, Condition, ConditionStatus, Consumer, DeviceStatus,
+        NetworkData, OpaqueParameters, ParametersSource, PrepareOutcome, PreparedClaim, PreparedDevice,
+        UnprepareOutcome,
+    };
+    pub(super) use driver::common::{Context, KeyValue, Problem, ProblemKind};
+    pub(super) use driver::container_edits::{
+        ContainerEdits, DeviceNode, Hook, HookStage, IntelRdt, Mount, NetDevice, NodeAccess, NodeKind,
+    };
+    pub(super) use driver::inventory::{
+        Attribute, AttributeValue, Capacity, CapacityChoice, CapacityPolicy, CapacityRange, Counter,
+        CounterSet, Device, Inventory, Pool, Taint, TaintEffect,
+    };
+}
 
 /// Like `Into`. `From` implementations that exist for WebAssembly only would make `?` in drivers ambiguous there and only there.
 pub(super) trait Convert<T> {
@@ -49,22 +69,57 @@ same_variants!(ProblemKind => wit::ProblemKind: Invalid, Denied, NotFound, Confl
 same_variants!(Level => log::Level: Trace, Debug, Info, Warn, Error);
 same_variants!(wit::NodeKind => NodeKind: Character, Block, Fifo);
 same_variants!(NodeKind => wit::NodeKind: Character, Block, Fifo);
+same_variants!(host_files::FileKind => FileKind: Regular, Directory);
+same_variants!(net_interfaces::OperationalState => OperationalState:
+    Unknown, NotPresent, Down, LowerLayerDown, Testing, Dormant, Up);
 same_variants!(TaintEffect => wit::TaintEffect: None, NoSchedule, NoExecute);
-same_variants!(HealthState => wit::HealthState: Unknown, Healthy, Unhealthy);
-same_variants!(wit::ConfigSource => ConfigSource: DeviceClass, Claim);
+same_variants!(wit::TaintEffect => TaintEffect: None, NoSchedule, NoExecute);
+same_variants!(HealthState => health::HealthState: Unknown, Healthy, Unhealthy);
+same_variants!(wit::ParametersSource => ParametersSource: DeviceClass, Claim);
+same_variants!(HookStage => wit::HookStage:
+    Prestart, CreateRuntime, CreateContainer, StartContainer, Poststart, Poststop);
+same_variants!(ConditionStatus => wit::ConditionStatus: True, False, Unknown);
 
-same_fields!(wit::Problem => Problem: code, message, retry_after_ms, details; into kind; all);
-same_fields!(Problem => wit::Problem: code, message, retry_after_ms, details; into kind; all);
+impl Convert<(String, String)> for wit::KeyValue {
+    fn convert(self) -> (String, String) {
+        (self.key, self.value)
+    }
+}
+
+impl Convert<wit::KeyValue> for (String, String) {
+    fn convert(self) -> wit::KeyValue {
+        wit::KeyValue { key: self.0, value: self.1 }
+    }
+}
+
+impl<T: Convert<U>, U> Convert<Option<U>> for Option<T> {
+    fn convert(self) -> Option<U> {
+        self.map(Convert::convert)
+    }
+}
+
+same_fields!(wit::Problem => Problem: code, message, retry_after_ms; into kind; all details);
+same_fields!(Problem => wit::Problem: code, message, retry_after_ms; into kind; all details);
 
 // From the host.
-same_fields!(wit::Context => Context: request_id, node_name, boot_id, now_ms, config, facts; into; all);
+same_fields!(wit::Context => Context: request_id, node_name, boot_id, now_ms, config; into; all facts);
 same_fields!(wit::ClaimRef => ClaimRef: namespace, name, uid; into; all);
 same_fields!(wit::Counter => Counter: name, value; into; all);
 same_fields!(wit::AllocatedDevice => AllocatedDevice: request, pool, device, share_id, admin_access; into; all consumed);
-same_fields!(wit::OpaqueConfig => OpaqueConfig: requests, parameters; into source; all);
-same_fields!(wit::Claim => Claim: annotations; into id; all devices, configs);
-same_fields!(wit::LiveClaim => LiveClaim: memo, driver_version, boot_id; into claim; all);
+same_fields!(wit::OpaqueParameters => OpaqueParameters: requests, parameters; into source; all);
+same_fields!(wit::Consumer => Consumer: api_group, resource, namespace, name, uid; into; all);
+same_fields!(wit::Claim => Claim: progress; into id; all devices, parameters, reserved_for, annotations);
+same_fields!(wit::ClaimRecord => ClaimRecord: prepared, memo, driver_version, boot_id; into claim; all);
 same_fields!(device_nodes::NodeInfo => NodeInfo: path, major, minor, mode, uid, gid, sysfs_path; into kind; all);
+same_fields!(host_files::FileInfo => FileInfo: path, real_path, size; into kind; all);
+same_fields!(net_interfaces::NetInterface => NetInterface:
+    name, index, hardware_address, mtu, admin_up, device_path; into state; all);
+
+impl Convert<Page> for prepared_claims::Page {
+    fn convert(self) -> Page {
+        (all(self.claims), self.next)
+    }
+}
 
 impl Convert<Trigger> for discovery::Trigger {
     fn convert(self) -> Trigger {
@@ -78,29 +133,40 @@ impl Convert<Trigger> for discovery::Trigger {
 }
 
 // To the host: the driver's description.
-same_fields!(ValueGrant => identity::ValueGrant: glob, pattern; into; all);
+same_fields!(WriteRequest => identity::WriteRequest: glob, pattern; into; all);
+same_fields!(BindRequest => identity::BindRequest: functions, drivers; into; all);
 same_fields!(Capabilities => identity::Capabilities:
-    sysfs_read, device_nodes, mounts, hooks, env, net_devices; into; all sysfs_write);
-same_fields!(Limits => identity::Limits: memory_mib, wall_ms, cpu_ms; into; all);
+    sysfs_read, host_files, device_nodes, mounts, hooks, env, net_devices; into; all sysfs_write, pci_driver);
+same_fields!(Limits => identity::Limits: memory_mib, wall_ms, cpu_ms, concurrent_calls; into; all);
 same_fields!(DriverInfo => identity::DriverInfo:
-    name, version, summary, event_subsystems, discovery_period_seconds, annotations;
-    into capabilities, limits; all);
+    name, version, summary, event_subsystems, discovery_period_seconds;
+    into capabilities, limits; all annotations);
 
-// To the host: the inventory.
-impl Convert<wit::AttributeValue> for AttributeValue {
-    fn convert(self) -> wit::AttributeValue {
-        match self {
-            AttributeValue::Int(value) => wit::AttributeValue::Int(value),
-            AttributeValue::Bool(value) => wit::AttributeValue::Boolean(value),
-            AttributeValue::Text(value) => wit::AttributeValue::Text(value),
-            AttributeValue::Version(value) => wit::AttributeValue::Version(value),
-            AttributeValue::Ints(values) => wit::AttributeValue::Ints(values),
-            AttributeValue::Bools(values) => wit::AttributeValue::Booleans(values),
-            AttributeValue::Texts(values) => wit::AttributeValue::Texts(values),
-            AttributeValue::Versions(values) => wit::AttributeValue::Versions(values),
+/// Converts a variant whose cases have one value each, in both directions.
+macro_rules! both_ways {
+    ($name:ident: $($our:ident = $their:ident),*) => {
+        impl Convert<wit::$name> for $name {
+            fn convert(self) -> wit::$name {
+                match self {
+                    $($name::$our(value) => wit::$name::$their(value),)*
+                }
+            }
         }
-    }
+
+        impl Convert<$name> for wit::$name {
+            fn convert(self) -> $name {
+                match self {
+                    $(wit::$name::$their(value) => $name::$our(value),)*
+                }
+            }
+        }
+    };
 }
+
+// The inventory: to the host, and back for `schedule`.
+both_ways!(AttributeValue:
+    Int = Int, Bool = Boolean, Text = Text, Version = Version, Ints = Ints, Bools = Booleans, Texts = Texts,
+    Versions = Versions);
 
 impl Convert<wit::CapacityChoice> for CapacityChoice {
     fn convert(self) -> wit::CapacityChoice {
@@ -114,86 +180,60 @@ impl Convert<wit::CapacityChoice> for CapacityChoice {
     }
 }
 
-impl Convert<wit::Capacity> for Capacity {
-    fn convert(self) -> wit::Capacity {
-        wit::Capacity { name: self.name, value: self.value, policy: self.policy.map(Convert::convert) }
+impl Convert<CapacityChoice> for wit::CapacityChoice {
+    fn convert(self) -> CapacityChoice {
+        match self {
+            wit::CapacityChoice::Any => CapacityChoice::Any,
+            wit::CapacityChoice::Values(values) => CapacityChoice::Values(values),
+            wit::CapacityChoice::Range(wit::CapacityRange { min, max, step }) => {
+                CapacityChoice::Range { min, max, step }
+            }
+        }
     }
 }
 
 same_fields!(Attribute => wit::Attribute: name; into value; all);
+same_fields!(wit::Attribute => Attribute: name; into value; all);
+same_fields!(Capacity => wit::Capacity: name, value; into policy; all);
+same_fields!(wit::Capacity => Capacity: name, value; into policy; all);
 same_fields!(CapacityPolicy => wit::CapacityPolicy: default_amount; into choice; all);
+same_fields!(wit::CapacityPolicy => CapacityPolicy: default_amount; into choice; all);
 same_fields!(Counter => wit::Counter: name, value; into; all);
 same_fields!(CounterSet => wit::CounterSet: name; into; all counters);
+same_fields!(wit::CounterSet => CounterSet: name; into; all counters);
 same_fields!(Taint => wit::Taint: key, value; into effect; all);
-same_fields!(Device => wit::Device: name, allow_multiple_allocations, identity, numa_nodes, annotations;
-    into; all attributes, capacities, taints, consumes);
-same_fields!(Pool => wit::Pool: name, extended_resource, annotations; into; all devices, shared_counters);
+same_fields!(wit::Taint => Taint: key, value; into effect; all);
+same_fields!(Device => wit::Device: name, allow_multiple_allocations, identity, numa_nodes;
+    into; all attributes, capacities, taints, consumes, annotations);
+same_fields!(wit::Device => Device: name, allow_multiple_allocations, identity, numa_nodes;
+    into; all attributes, capacities, taints, consumes, annotations);
+same_fields!(Pool => wit::Pool: name, extended_resource; into; all devices, shared_counters, annotations);
+same_fields!(wit::Pool => Pool: name, extended_resource; into; all devices, shared_counters, annotations);
 same_fields!(Inventory => wit::Inventory: ; into; all pools);
+same_fields!(wit::Inventory => Inventory: ; into; all pools);
 
 // To the host: results of a prepare.
-impl Convert<wit::DeviceNode> for DeviceNode {
-    fn convert(self) -> wit::DeviceNode {
-        wit::DeviceNode {
-            path: self.path,
-            host_path: self.host_path,
-            kind: self.kind.map(Convert::convert),
-            major: self.major,
-            minor: self.minor,
-            permissions: self.permissions,
-            file_mode: self.file_mode,
-            uid: self.uid,
-            gid: self.gid,
-        }
+impl Convert<wit::NodeAccess> for NodeAccess {
+    fn convert(self) -> wit::NodeAccess {
+        let flag = |is_set: bool, flag: wit::NodeAccess| if is_set { flag } else { wit::NodeAccess::empty() };
+        flag(self.read, wit::NodeAccess::READ)
+            | flag(self.write, wit::NodeAccess::WRITE)
+            | flag(self.mknod, wit::NodeAccess::MKNOD)
     }
 }
 
+same_fields!(DeviceNode => wit::DeviceNode: path, host_path, major, minor, file_mode, uid, gid; into kind, access; all);
 same_fields!(Mount => wit::Mount: host_path, container_path, options, fs_type; into; all);
 same_fields!(NetDevice => wit::NetDevice: host_interface, container_interface; into; all);
-same_fields!(Hook => wit::Hook: stage, path, args, env, timeout_seconds; into; all);
+same_fields!(Hook => wit::Hook: path, args, timeout_seconds; into stage; all env);
 same_fields!(IntelRdt => wit::IntelRdt: clos_id, schemata, enable_monitoring; into; all);
-
-impl Convert<wit::Edits> for Edits {
-    fn convert(self) -> wit::Edits {
-        wit::Edits {
-            env: self.env,
-            device_nodes: all(self.device_nodes),
-            mounts: all(self.mounts),
-            net_devices: all(self.net_devices),
-            hooks: all(self.hooks),
-            additional_gids: self.additional_gids,
-            intel_rdt: self.intel_rdt.map(Convert::convert),
-        }
-    }
-}
-
-same_fields!(Condition => wit::Condition: kind, status, reason, message; into; all);
+same_fields!(ContainerEdits => wit::ContainerEdits: additional_gids; into intel_rdt;
+    all env, device_nodes, mounts, net_devices, hooks);
+same_fields!(Condition => wit::Condition: kind, reason, message; into status; all);
 same_fields!(NetworkData => wit::NetworkData: interface_name, ips, hardware_address; into; all);
-
-impl Convert<wit::DeviceStatus> for DeviceStatus {
-    fn convert(self) -> wit::DeviceStatus {
-        wit::DeviceStatus {
-            conditions: all(self.conditions),
-            data: self.data,
-            network: self.network.map(Convert::convert),
-        }
-    }
-}
-
-impl Convert<wit::PreparedDevice> for PreparedDevice {
-    fn convert(self) -> wit::PreparedDevice {
-        wit::PreparedDevice {
-            requests: self.requests,
-            pool: self.pool,
-            device: self.device,
-            share_id: self.share_id,
-            edits: self.edits.convert(),
-            status: self.status.map(Convert::convert),
-        }
-    }
-}
-
-same_fields!(Prepared => wit::PreparedClaim: annotations, memo; into edits; all devices);
-same_fields!(DeviceHealth => wit::DeviceHealth: pool, device, message; into state; all);
+same_fields!(DeviceStatus => wit::DeviceStatus: data; into network; all conditions);
+same_fields!(PreparedDevice => wit::PreparedDevice: requests, pool, device, share_id; into edits, status; all);
+same_fields!(Prepared => wit::PreparedClaim: memo; into edits; all devices, annotations);
 
 impl Convert<wit::PrepareOutcome> for (String, Result<Prepared, Problem>) {
     fn convert(self) -> wit::PrepareOutcome {
@@ -208,6 +248,36 @@ impl Convert<wit::UnprepareOutcome> for (String, Result<(), Problem>) {
         wit::UnprepareOutcome { uid, outcome: outcome.map_err(Convert::convert) }
     }
 }
+
+// To the host: facets.
+same_fields!(DeviceHealth => health::DeviceHealth: pool, device, message; into state; all);
+
+impl Convert<scheduling::AllocatableMapping> for AllocatableMapping {
+    fn convert(self) -> scheduling::AllocatableMapping {
+        match self {
+            AllocatableMapping::PerDevice(quantity) => scheduling::AllocatableMapping::PerDevice(quantity),
+            AllocatableMapping::PerCapacity { capacity, multiplier } => {
+                let mapping = scheduling::CapacityMapping { capacity, multiplier };
+                scheduling::AllocatableMapping::PerCapacity(mapping)
+            }
+        }
+    }
+}
+
+impl Convert<scheduling::NodeOperations> for NodeOperations {
+    fn convert(self) -> scheduling::NodeOperations {
+        use scheduling::NodeOperations as Flags;
+        let flag = |is_set: bool, flag: Flags| if is_set { flag } else { Flags::empty() };
+        flag(self.prepare, Flags::PREPARE) | flag(self.unprepare, Flags::UNPREPARE)
+    }
+}
+
+same_fields!(NodeAllocatable => scheduling::NodeAllocatable: resource, per_pod, per_container; into mapping; all);
+same_fields!(Compatibility => scheduling::Compatibility: counter_set, groups; into; all);
+same_fields!(DeviceScheduling => scheduling::DeviceScheduling:
+    pool, device, binds_to_node, binding_conditions, binding_failure_conditions; into; all node_allocatable, compatibility);
+same_fields!(PoolScheduling => scheduling::PoolScheduling: pool, partition_type_attribute; into skip_node_operations; all);
+same_fields!(Additions => scheduling::Additions: ; into; all devices, pools);
 
 #[cfg(test)]
 mod tests {
@@ -245,9 +315,9 @@ mod tests {
         }
 
         fn prepare(_: &Host, _: &Context, claim: &Claim) -> Result<Prepared, Problem> {
-            let parameters = claim.config::<String>("r/sub")?.unwrap_or_default();
+            let parameters = claim.parse_parameters::<String>("r/sub")?.unwrap_or_default();
             Prepared::each(claim, |device| match device.device.as_str() {
-                "led-0" => Ok(Edits::new()
+                "led-0" => Ok(ContainerEdits::new()
                     .env("LED", parameters.as_str())
                     .device_node(DeviceNode { kind: Some(NodeKind::Block), ..DeviceNode::new("/dev/led") })
                     .mount(Mount::read_only("/a", "/b"))
@@ -278,15 +348,17 @@ mod tests {
             consumed: vec![wit::Counter { name: "percent".into(), value: "5".into() }],
             admin_access: false,
         };
-        let config = wit::OpaqueConfig {
-            source: wit::ConfigSource::Claim,
+        let config = wit::OpaqueParameters {
+            source: wit::ParametersSource::Claim,
             requests: vec!["r".into()],
             parameters: "\"bright\"".into(),
         };
         wit::Claim {
             id: wit::ClaimRef { namespace: "ns".into(), name: "c".into(), uid: uid.into() },
             devices: vec![allocated],
-            configs: vec![config],
+            parameters: vec![config],
+            reserved_for: Vec::new(),
+            progress: vec![7],
             annotations: Vec::new(),
         }
     }
@@ -333,14 +405,15 @@ mod tests {
         let mut outcomes = Exported::<Leds>::prepare(context(), claims);
         let problem = outcomes.pop().unwrap();
         assert_eq!(problem.uid, "two");
-        assert_eq!(problem.outcome.unwrap_err().details, [("device".to_owned(), "led-9".to_owned())]);
+        let detail = problem.outcome.unwrap_err().details.pop().unwrap().convert();
+        assert_eq!(detail, ("device".to_owned(), "led-9".to_owned()));
         let prepared = outcomes.pop().unwrap().outcome.unwrap();
         let device = &prepared.devices[0];
         assert_eq!(
             (device.requests.as_slice(), device.share_id.as_deref()),
             (&["r".to_owned()][..], Some("s"))
         );
-        assert_eq!(device.edits.env, [("LED".to_owned(), "bright".to_owned())]);
+        assert_eq!(device.edits.env[0].clone().convert(), ("LED".to_owned(), "bright".to_owned()));
         assert!(matches!(device.edits.device_nodes[0].kind, Some(wit::NodeKind::Block)));
         assert_eq!(device.edits.mounts[0].container_path, "/b");
         assert_eq!(device.edits.net_devices[0].container_interface, "net1");
@@ -348,9 +421,10 @@ mod tests {
     }
 
     #[test]
-    fn a_live_claim_is_passed_to_unprepare() {
-        let live = wit::LiveClaim {
+    fn a_claim_record_is_passed_to_unprepare() {
+        let live = wit::ClaimRecord {
             claim: claim("one", "led-0"),
+            prepared: true,
             memo: vec![1],
             driver_version: "0.1.0".into(),
             boot_id: "b".into(),

@@ -5,13 +5,14 @@ use std::panic::PanicHookInfo;
 use std::sync::Once;
 
 use super::bindings::exports::nodedock::driver::{discovery, identity, preparation};
-use super::bindings::nodedock::driver::{log, types};
+use super::bindings::nodedock::driver::{claims, common, inventory, log};
 use super::convert::{Convert, all};
-use super::{configuration, health};
-use crate::{Configuration, Driver, Health, Host};
+use super::{configuration, health, scheduling};
+use crate::{Configuration, Driver, Health, Host, Scheduling};
 
 use configuration::exports::nodedock::driver::configuration as configuration_exports;
 use health::exports::nodedock::driver::health as health_exports;
+use scheduling::exports::nodedock::driver::scheduling as scheduling_exports;
 
 /// Implements the traits of the bindings for a driver.
 #[derive(Debug)]
@@ -33,7 +34,10 @@ fn log_panic(info: &PanicHookInfo<'_>) {
     log::write(
         log::Level::Error,
         "driver panicked",
-        &[("message".to_owned(), message.to_owned()), ("location".to_owned(), location)],
+        &[
+            common::KeyValue { key: "message".to_owned(), value: message.to_owned() },
+            common::KeyValue { key: "location".to_owned(), value: location },
+        ],
     );
 }
 
@@ -46,21 +50,21 @@ impl<D: Driver> identity::Guest for Exported<D> {
 
 impl<D: Driver> discovery::Guest for Exported<D> {
     fn discover(
-        ctx: types::Context,
+        ctx: common::Context,
         trigger: discovery::Trigger,
-    ) -> Result<types::Inventory, types::Problem> {
+    ) -> Result<inventory::Inventory, common::Problem> {
         let inventory = D::discover(&host(), &ctx.convert(), &trigger.convert());
         inventory.map(Convert::convert).map_err(Convert::convert)
     }
 }
 
 impl<D: Driver> preparation::Guest for Exported<D> {
-    fn prepare(ctx: types::Context, claims: Vec<types::Claim>) -> Vec<types::PrepareOutcome> {
+    fn prepare(ctx: common::Context, claims: Vec<claims::Claim>) -> Vec<claims::PrepareOutcome> {
         let claims = all(claims);
         all(D::prepare_batch(&host(), &ctx.convert(), &claims))
     }
 
-    fn unprepare(ctx: types::Context, claims: Vec<types::LiveClaim>) -> Vec<types::UnprepareOutcome> {
+    fn unprepare(ctx: common::Context, claims: Vec<claims::ClaimRecord>) -> Vec<claims::UnprepareOutcome> {
         let claims = all(claims);
         all(D::unprepare_batch(&host(), &ctx.convert(), &claims))
     }
@@ -77,19 +81,29 @@ impl<D: Configuration> configuration_exports::Guest for Exported<D> {
         D::parameters_schema()
     }
 
-    fn validate_config(config: String) -> Result<(), types::Problem> {
+    fn validate_config(config: String) -> Result<(), common::Problem> {
         host();
         D::validate_config(&config).map_err(Convert::convert)
     }
 
-    fn validate_parameters(parameters: String) -> Result<(), types::Problem> {
+    fn validate_parameters(parameters: String) -> Result<(), common::Problem> {
         host();
         D::validate_parameters(&parameters).map_err(Convert::convert)
     }
 }
 
 impl<D: Health> health_exports::Guest for Exported<D> {
-    fn check(ctx: types::Context) -> Result<Vec<types::DeviceHealth>, types::Problem> {
+    fn check(ctx: common::Context) -> Result<Vec<health_exports::DeviceHealth>, common::Problem> {
         D::check(&host(), &ctx.convert()).map(all).map_err(Convert::convert)
+    }
+}
+
+impl<D: Scheduling> scheduling_exports::Guest for Exported<D> {
+    fn schedule(
+        ctx: common::Context,
+        inventory: inventory::Inventory,
+    ) -> Result<scheduling_exports::Additions, common::Problem> {
+        let additions = D::schedule(&host(), &ctx.convert(), &inventory.convert());
+        additions.map(Convert::convert).map_err(Convert::convert)
     }
 }

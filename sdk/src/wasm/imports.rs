@@ -1,8 +1,12 @@
 //! The host's functions, called directly so that the linker drops those that a driver does not use.
 
-use super::bindings::nodedock::driver::{device_nodes, ledger, log, sysfs, sysfs_write};
+use super::bindings::nodedock::driver::{
+    common, device_nodes, host_files, log, net_interfaces, pci_driver, prepared_claims, progress, sysfs,
+    sysfs_write,
+};
 use super::convert::{Convert, all};
-use crate::{Level, LiveClaim, NodeInfo, Problem};
+use crate::host::Page;
+use crate::{ClaimRecord, FileInfo, Level, NetInterface, NodeInfo, Problem};
 
 /// Handle to the host, without any state.
 #[derive(Clone, Copy, Debug)]
@@ -10,8 +14,10 @@ pub(crate) struct Imports;
 
 impl Imports {
     pub(crate) fn log(&self, level: Level, message: &str, fields: &[(&str, &str)]) {
-        let fields: Vec<_> =
-            fields.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        let fields: Vec<_> = fields
+            .iter()
+            .map(|(key, value)| common::KeyValue { key: (*key).to_owned(), value: (*value).to_owned() })
+            .collect();
         log::write(level.convert(), message, &fields);
     }
 
@@ -47,15 +53,47 @@ impl Imports {
         device_nodes::stat(path).map(Convert::convert).map_err(Convert::convert)
     }
 
-    pub(crate) fn ledger_claims(&self) -> Vec<LiveClaim> {
-        all(ledger::claims())
+    pub(crate) fn host_files_read(&self, path: &str) -> Result<String, Problem> {
+        host_files::read(path).map_err(Convert::convert)
     }
 
-    pub(crate) fn ledger_get(&self, uid: &str) -> Option<LiveClaim> {
-        ledger::get(uid).map(Convert::convert)
+    pub(crate) fn host_files_stat(&self, path: &str) -> Result<FileInfo, Problem> {
+        host_files::stat(path).map(Convert::convert).map_err(Convert::convert)
     }
 
-    pub(crate) fn ledger_holders(&self, pool: &str, device: &str) -> Vec<LiveClaim> {
-        all(ledger::holders(pool, device))
+    pub(crate) fn host_files_glob(&self, pattern: &str) -> Result<Vec<FileInfo>, Problem> {
+        host_files::glob(pattern).map(all).map_err(Convert::convert)
+    }
+
+    pub(crate) fn pci_driver_bind(&self, address: &str, driver: &str) -> Result<Vec<String>, Problem> {
+        pci_driver::bind(address, driver).map_err(Convert::convert)
+    }
+
+    pub(crate) fn pci_driver_restore(&self, address: &str) -> Result<Vec<String>, Problem> {
+        pci_driver::restore(address).map_err(Convert::convert)
+    }
+
+    pub(crate) fn net_interfaces_all(&self) -> Result<Vec<NetInterface>, Problem> {
+        net_interfaces::all().map(all).map_err(Convert::convert)
+    }
+
+    pub(crate) fn net_interfaces_get(&self, name: &str) -> Result<NetInterface, Problem> {
+        net_interfaces::get(name).map(Convert::convert).map_err(Convert::convert)
+    }
+
+    pub(crate) fn prepared_claims_all(&self, after: Option<&str>) -> Page {
+        prepared_claims::all(after).convert()
+    }
+
+    pub(crate) fn prepared_claims_get(&self, uid: &str) -> Option<ClaimRecord> {
+        prepared_claims::get(uid).map(Convert::convert)
+    }
+
+    pub(crate) fn prepared_claims_using_device(&self, pool: &str, device: &str, after: Option<&str>) -> Page {
+        prepared_claims::using_device(pool, device, after).convert()
+    }
+
+    pub(crate) fn progress_save(&self, uid: &str, progress: &[u8]) -> Result<(), Problem> {
+        progress::save(uid, progress).map_err(Convert::convert)
     }
 }

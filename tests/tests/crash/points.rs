@@ -11,7 +11,7 @@ use tonic::Status;
 
 use crate::driver::{Driver, Native, Wasm};
 use crate::scene::{Known, Scene, assert_killed, request_of};
-use crate::{Death, Place, every_pass, resources, swap, values};
+use crate::{Death, Place, bindings, every_pass, resources, swap, values};
 
 /// What the daemon is asked.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +42,9 @@ const NOT_NATIVE: [Point; 4] =
 
 fn points<D: Driver>() -> impl Iterator<Item = Point> {
     let elsewhere = |point: &Point| {
-        [&resources::POINTS[..], &swap::POINTS, &values::POINTS].iter().any(|of| of.contains(point))
+        [&bindings::POINTS[..], &resources::POINTS, &swap::POINTS, &values::POINTS]
+            .iter()
+            .any(|of| of.contains(point))
     };
     let of_claims = Point::ALL.iter().copied().filter(move |point| !elsewhere(point));
     of_claims.filter(|point| D::EDITS || !NOT_NATIVE.contains(point))

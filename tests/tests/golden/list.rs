@@ -6,7 +6,7 @@ use std::time::Instant;
 use futures::future::join_all;
 use nodedock_core::driver::ClaimDriver;
 use nodedock_model::limit::CALL_MEMORY;
-use nodedock_model::{DriverClaim, LiveClaim, PreparedClaim, Problem, ProblemKind};
+use nodedock_model::{DriverClaim, DriverClaimRecord, PreparedClaim, Problem, ProblemKind};
 use nodedock_tests::golden::{CPUS, GOLDEN_NAME, Spent, call, claim, live, with_parameters};
 use nodedock_wasm::{Limit, Outcome, Trigger};
 use serde_json::{Value, json};
@@ -35,7 +35,7 @@ async fn prepare(loaded: &Loaded, claim: &DriverClaim) -> Result<PreparedClaim, 
     outcomes.remove(&claim.id.uid).expect("each claim has an outcome")
 }
 
-async fn unprepare(loaded: &Loaded, live: &LiveClaim) -> Result<(), Problem> {
+async fn unprepare(loaded: &Loaded, live: &DriverClaimRecord) -> Result<(), Problem> {
     let mut outcomes = loaded.driver.unprepare(&call(), from_ref(live)).await;
     outcomes.remove(&live.claim.id.uid).expect("each claim has an outcome")
 }

@@ -18,7 +18,7 @@ async fn inspect_tells_what_a_file_is_without_a_daemon() {
         let file = file.to_str().unwrap();
         let found = root.cli(&["driver", "inspect", file, "-o", "json"]).await.json();
         assert_eq!((&found["form"], &found["name"]), (&json!(word), &json!(MOCK_GPU_NAME)));
-        assert_eq!((&found["contract"], &found["error"]), (&json!("nodedock:driver@0.1.0"), &json!(null)));
+        assert_eq!((&found["contract"], &found["error"]), (&json!("nodedock:driver@0.2.0"), &json!(null)));
         assert_eq!(found["facets"], json!(["configuration", "health"]));
         assert_eq!(found["missingGrants"].as_array().unwrap().len(), 1, "{found}");
         root.cli(&["driver", "inspect", file]).await.done_with(&["would be blocked", "MOCK_GPU_*"]);
@@ -133,6 +133,7 @@ async fn get_node_tells_who_it_is_what_it_has_and_that_nothing_is_wrong() {
     assert_eq!((&node["driversServing"], &node["pods"]), (&json!(1), &json!(1)), "{node}");
     assert_eq!((&node["claims"], &node["conditions"]), (&json!({"prepared": 1}), &json!([])), "{node}");
     let status = daemon.node().await;
+    assert!(!status.recorded_hardware);
     assert_eq!((&node["name"], &node["bootId"]), (&json!(status.name), &json!(status.boot_id)));
     let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
     assert_eq!(

@@ -35,5 +35,8 @@ async fn a_part_of_a_device_and_the_whole_one_exclude_each_other() {
     daemon.prepared(request(&pod("one"), &[&gpu_claim("one", &[&first])])).await;
     daemon.prepared(request(&pod("two"), &[&gpu_claim("two", &[&second])])).await;
     let problem = daemon.refused(request(&pod("whole"), &[&gpu_claim("whole", &["split/gpu-6"])])).await;
-    assert_eq!(problem.code, "device-held", "{problem:?}");
+    assert_eq!(problem.code, "counter-exceeded", "{problem:?}");
+    for part in ["split#gpu-6/memory", "default/one", "default/two", "of 80Gi"] {
+        assert!(problem.message.contains(part), "{part}: {problem:?}");
+    }
 }

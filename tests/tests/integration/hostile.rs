@@ -25,7 +25,7 @@ fn guest(change: impl FnOnce(&mut Guest)) -> Vec<u8> {
 /// One that is never loaded, one that fails at describe, and two at discover. Text of theirs has escapes of a terminal.
 fn hostile() -> Vec<Hostile> {
     let export = r#"(func (export "a\n\1b[31mserving"))"#;
-    let log = r#"(import "nodedock:driver/log@0.1.0" "write" (func $log (param i32 i32 i32 i32 i32)))"#;
+    let log = r#"(import "nodedock:driver/log@0.2.0" "write" (func $log (param i32 i32 i32 i32 i32)))"#;
     let flood =
         "(loop $l (call $log (i32.const 4) (i32.const 300) (i32.const 16) (i32.const 0) (i32.const 0))
         (br $l)) unreachable";

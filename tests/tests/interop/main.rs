@@ -1,5 +1,6 @@
 //! Other people's software against the real daemon, and against the sockets that drivers in Rust make.
 
+mod device_attributes;
 mod device_plugin;
 mod dra_driver;
 mod kubelet;

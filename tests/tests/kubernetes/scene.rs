@@ -1,6 +1,6 @@
 //! A node of the cluster: its objects, its kubelet, and the daemon with the rights that its deployment gives it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nodedock_tests::cluster::{make_kubelet_root, options_of};
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
@@ -32,6 +32,8 @@ pub(crate) struct Scene {
     pub(crate) daemon: Daemon,
     /// What a daemon of the node is started with, beside the UID of its pod.
     pub(crate) options: Options,
+    /// Of the daemon's user.
+    pub(crate) kubeconfig: PathBuf,
     /// UID of the daemon's pod.
     uid: String,
     _dir: TempDir,
@@ -80,7 +82,18 @@ impl Scene {
         let own = instance(&options, &uid);
         let daemon = Daemon::start_on(root, change(own)).await;
         let as_daemon = Api::of(&config).await;
-        Some(Self { server, api, as_daemon, node: node.to_owned(), kubelet, daemon, options, uid, _dir: dir })
+        Some(Self {
+            server,
+            api,
+            as_daemon,
+            node: node.to_owned(),
+            kubelet,
+            daemon,
+            options,
+            kubeconfig,
+            uid,
+            _dir: dir,
+        })
     }
 
     /// The API with a token that is bound to the node, as a daemon that is no pod has it.
@@ -261,7 +274,7 @@ fn devices_in(slices: &[Value]) -> Vec<String> {
 }
 
 /// Creates what the deployment creates for the whole cluster, and a class for each driver.
-async fn deploy(api: &Api) {
+pub(crate) async fn deploy(api: &Api) {
     let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/kustomize/base");
     for file in DEPLOYED {
         let text = std::fs::read_to_string(base.join(file)).expect("the deployment has the file");

@@ -3,55 +3,87 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Imported Functions from `nodedock:driver/log@0.1.0`
+// Imported Functions from `nodedock:driver/log@0.2.0`
 
-__attribute__((__import_module__("nodedock:driver/log@0.1.0"), __import_name__("write")))
+__attribute__((__import_module__("nodedock:driver/log@0.2.0"), __import_name__("write")))
 extern void __wasm_import_nodedock_driver_log_write(int32_t, uint8_t *, size_t, uint8_t *, size_t);
 
-// Imported Functions from `nodedock:driver/sysfs@0.1.0`
+// Imported Functions from `nodedock:driver/sysfs@0.2.0`
 
-__attribute__((__import_module__("nodedock:driver/sysfs@0.1.0"), __import_name__("read")))
+__attribute__((__import_module__("nodedock:driver/sysfs@0.2.0"), __import_name__("read")))
 extern void __wasm_import_nodedock_driver_sysfs_read(uint8_t *, size_t, uint8_t *);
 
-__attribute__((__import_module__("nodedock:driver/sysfs@0.1.0"), __import_name__("read-bytes")))
+__attribute__((__import_module__("nodedock:driver/sysfs@0.2.0"), __import_name__("read-bytes")))
 extern void __wasm_import_nodedock_driver_sysfs_read_bytes(uint8_t *, size_t, uint8_t *);
 
-__attribute__((__import_module__("nodedock:driver/sysfs@0.1.0"), __import_name__("read-dir")))
+__attribute__((__import_module__("nodedock:driver/sysfs@0.2.0"), __import_name__("read-dir")))
 extern void __wasm_import_nodedock_driver_sysfs_read_dir(uint8_t *, size_t, uint8_t *);
 
-__attribute__((__import_module__("nodedock:driver/sysfs@0.1.0"), __import_name__("read-link")))
+__attribute__((__import_module__("nodedock:driver/sysfs@0.2.0"), __import_name__("read-link")))
 extern void __wasm_import_nodedock_driver_sysfs_read_link(uint8_t *, size_t, uint8_t *);
 
-__attribute__((__import_module__("nodedock:driver/sysfs@0.1.0"), __import_name__("glob")))
+__attribute__((__import_module__("nodedock:driver/sysfs@0.2.0"), __import_name__("glob")))
 extern void __wasm_import_nodedock_driver_sysfs_glob(uint8_t *, size_t, uint8_t *);
 
-// Imported Functions from `nodedock:driver/sysfs-write@0.1.0`
+// Imported Functions from `nodedock:driver/sysfs-write@0.2.0`
 
-__attribute__((__import_module__("nodedock:driver/sysfs-write@0.1.0"), __import_name__("write")))
+__attribute__((__import_module__("nodedock:driver/sysfs-write@0.2.0"), __import_name__("write")))
 extern void __wasm_import_nodedock_driver_sysfs_write_write(uint8_t *, size_t, uint8_t *, size_t, uint8_t *);
 
-// Imported Functions from `nodedock:driver/device-nodes@0.1.0`
+// Imported Functions from `nodedock:driver/host-files@0.2.0`
 
-__attribute__((__import_module__("nodedock:driver/device-nodes@0.1.0"), __import_name__("glob")))
+__attribute__((__import_module__("nodedock:driver/host-files@0.2.0"), __import_name__("read")))
+extern void __wasm_import_nodedock_driver_host_files_read(uint8_t *, size_t, uint8_t *);
+
+__attribute__((__import_module__("nodedock:driver/host-files@0.2.0"), __import_name__("stat")))
+extern void __wasm_import_nodedock_driver_host_files_stat(uint8_t *, size_t, uint8_t *);
+
+__attribute__((__import_module__("nodedock:driver/host-files@0.2.0"), __import_name__("glob")))
+extern void __wasm_import_nodedock_driver_host_files_glob(uint8_t *, size_t, uint8_t *);
+
+// Imported Functions from `nodedock:driver/pci-driver@0.2.0`
+
+__attribute__((__import_module__("nodedock:driver/pci-driver@0.2.0"), __import_name__("bind")))
+extern void __wasm_import_nodedock_driver_pci_driver_bind(uint8_t *, size_t, uint8_t *, size_t, uint8_t *);
+
+__attribute__((__import_module__("nodedock:driver/pci-driver@0.2.0"), __import_name__("restore")))
+extern void __wasm_import_nodedock_driver_pci_driver_restore(uint8_t *, size_t, uint8_t *);
+
+// Imported Functions from `nodedock:driver/device-nodes@0.2.0`
+
+__attribute__((__import_module__("nodedock:driver/device-nodes@0.2.0"), __import_name__("glob")))
 extern void __wasm_import_nodedock_driver_device_nodes_glob(uint8_t *, size_t, uint8_t *);
 
-__attribute__((__import_module__("nodedock:driver/device-nodes@0.1.0"), __import_name__("stat")))
+__attribute__((__import_module__("nodedock:driver/device-nodes@0.2.0"), __import_name__("stat")))
 extern void __wasm_import_nodedock_driver_device_nodes_stat(uint8_t *, size_t, uint8_t *);
 
-// Imported Functions from `nodedock:driver/ledger@0.1.0`
+// Imported Functions from `nodedock:driver/net-interfaces@0.2.0`
 
-__attribute__((__import_module__("nodedock:driver/ledger@0.1.0"), __import_name__("claims")))
-extern void __wasm_import_nodedock_driver_ledger_claims(uint8_t *);
+__attribute__((__import_module__("nodedock:driver/net-interfaces@0.2.0"), __import_name__("all")))
+extern void __wasm_import_nodedock_driver_net_interfaces_all(uint8_t *);
 
-__attribute__((__import_module__("nodedock:driver/ledger@0.1.0"), __import_name__("get")))
-extern void __wasm_import_nodedock_driver_ledger_get(uint8_t *, size_t, uint8_t *);
+__attribute__((__import_module__("nodedock:driver/net-interfaces@0.2.0"), __import_name__("get")))
+extern void __wasm_import_nodedock_driver_net_interfaces_get(uint8_t *, size_t, uint8_t *);
 
-__attribute__((__import_module__("nodedock:driver/ledger@0.1.0"), __import_name__("holders")))
-extern void __wasm_import_nodedock_driver_ledger_holders(uint8_t *, size_t, uint8_t *, size_t, uint8_t *);
+// Imported Functions from `nodedock:driver/prepared-claims@0.2.0`
 
-// Exported Functions from `nodedock:driver/identity@0.1.0`
+__attribute__((__import_module__("nodedock:driver/prepared-claims@0.2.0"), __import_name__("all")))
+extern void __wasm_import_nodedock_driver_prepared_claims_all(int32_t, uint8_t *, size_t, uint8_t *);
 
-__attribute__((__weak__, __export_name__("cabi_post_nodedock:driver/identity@0.1.0#describe")))
+__attribute__((__import_module__("nodedock:driver/prepared-claims@0.2.0"), __import_name__("using-device")))
+extern void __wasm_import_nodedock_driver_prepared_claims_using_device(uint8_t *, size_t, uint8_t *, size_t, int32_t, uint8_t *, size_t, uint8_t *);
+
+__attribute__((__import_module__("nodedock:driver/prepared-claims@0.2.0"), __import_name__("get")))
+extern void __wasm_import_nodedock_driver_prepared_claims_get(uint8_t *, size_t, uint8_t *);
+
+// Imported Functions from `nodedock:driver/progress@0.2.0`
+
+__attribute__((__import_module__("nodedock:driver/progress@0.2.0"), __import_name__("save")))
+extern void __wasm_import_nodedock_driver_progress_save(uint8_t *, size_t, uint8_t *, size_t, uint8_t *);
+
+// Exported Functions from `nodedock:driver/identity@0.2.0`
+
+__attribute__((__weak__, __export_name__("cabi_post_nodedock:driver/identity@0.2.0#describe")))
 void __wasm_export_exports_nodedock_driver_identity_describe_post_return(uint8_t * arg0) {
   if ((*((size_t*) (arg0 + sizeof(void*)))) > 0) {
     free(*((uint8_t **) (arg0 + 0)));
@@ -105,10 +137,13 @@ void __wasm_export_exports_nodedock_driver_identity_describe_post_return(uint8_t
   if (len6 > 0) {
     uint8_t *ptr7 = *((uint8_t **) (arg0 + (12*sizeof(void*))));
     for (size_t i8 = 0; i8 < len6; i8++) {
-      uint8_t *base = ptr7 + i8 * (2*sizeof(void*));
+      uint8_t *base = ptr7 + i8 * (4*sizeof(void*));
       (void) base;
       if ((*((size_t*) (base + sizeof(void*)))) > 0) {
         free(*((uint8_t **) (base + 0)));
+      }
+      if ((*((size_t*) (base + (3*sizeof(void*))))) > 0) {
+        free(*((uint8_t **) (base + (2*sizeof(void*)))));
       }
     }
     free(ptr7);
@@ -149,9 +184,9 @@ void __wasm_export_exports_nodedock_driver_identity_describe_post_return(uint8_t
     }
     free(ptr16);
   }
-  size_t len18 = *((size_t*) (arg0 + (24+21*sizeof(void*))));
+  size_t len18 = *((size_t*) (arg0 + (21*sizeof(void*))));
   if (len18 > 0) {
-    uint8_t *ptr19 = *((uint8_t **) (arg0 + (24+20*sizeof(void*))));
+    uint8_t *ptr19 = *((uint8_t **) (arg0 + (20*sizeof(void*))));
     for (size_t i20 = 0; i20 < len18; i20++) {
       uint8_t *base = ptr19 + i20 * (2*sizeof(void*));
       (void) base;
@@ -161,11 +196,35 @@ void __wasm_export_exports_nodedock_driver_identity_describe_post_return(uint8_t
     }
     free(ptr19);
   }
-  size_t len21 = *((size_t*) (arg0 + (32+23*sizeof(void*))));
+  size_t len21 = *((size_t*) (arg0 + (23*sizeof(void*))));
   if (len21 > 0) {
-    uint8_t *ptr22 = *((uint8_t **) (arg0 + (32+22*sizeof(void*))));
+    uint8_t *ptr22 = *((uint8_t **) (arg0 + (22*sizeof(void*))));
     for (size_t i23 = 0; i23 < len21; i23++) {
-      uint8_t *base = ptr22 + i23 * (4*sizeof(void*));
+      uint8_t *base = ptr22 + i23 * (2*sizeof(void*));
+      (void) base;
+      if ((*((size_t*) (base + sizeof(void*)))) > 0) {
+        free(*((uint8_t **) (base + 0)));
+      }
+    }
+    free(ptr22);
+  }
+  size_t len24 = *((size_t*) (arg0 + (32+25*sizeof(void*))));
+  if (len24 > 0) {
+    uint8_t *ptr25 = *((uint8_t **) (arg0 + (32+24*sizeof(void*))));
+    for (size_t i26 = 0; i26 < len24; i26++) {
+      uint8_t *base = ptr25 + i26 * (2*sizeof(void*));
+      (void) base;
+      if ((*((size_t*) (base + sizeof(void*)))) > 0) {
+        free(*((uint8_t **) (base + 0)));
+      }
+    }
+    free(ptr25);
+  }
+  size_t len27 = *((size_t*) (arg0 + (40+27*sizeof(void*))));
+  if (len27 > 0) {
+    uint8_t *ptr28 = *((uint8_t **) (arg0 + (40+26*sizeof(void*))));
+    for (size_t i29 = 0; i29 < len27; i29++) {
+      uint8_t *base = ptr28 + i29 * (4*sizeof(void*));
       (void) base;
       if ((*((size_t*) (base + sizeof(void*)))) > 0) {
         free(*((uint8_t **) (base + 0)));
@@ -174,13 +233,13 @@ void __wasm_export_exports_nodedock_driver_identity_describe_post_return(uint8_t
         free(*((uint8_t **) (base + (2*sizeof(void*)))));
       }
     }
-    free(ptr22);
+    free(ptr28);
   }
 }
 
-// Exported Functions from `nodedock:driver/discovery@0.1.0`
+// Exported Functions from `nodedock:driver/discovery@0.2.0`
 
-__attribute__((__weak__, __export_name__("cabi_post_nodedock:driver/discovery@0.1.0#discover")))
+__attribute__((__weak__, __export_name__("cabi_post_nodedock:driver/discovery@0.2.0#discover")))
 void __wasm_export_exports_nodedock_driver_discovery_discover_post_return(uint8_t * arg0) {
   switch ((int32_t) (int32_t) *((uint8_t*) (arg0 + 0))) {
     case 0: {
@@ -536,9 +595,9 @@ void __wasm_export_exports_nodedock_driver_discovery_discover_post_return(uint8_
   }
 }
 
-// Exported Functions from `nodedock:driver/preparation@0.1.0`
+// Exported Functions from `nodedock:driver/preparation@0.2.0`
 
-__attribute__((__weak__, __export_name__("cabi_post_nodedock:driver/preparation@0.1.0#prepare")))
+__attribute__((__weak__, __export_name__("cabi_post_nodedock:driver/preparation@0.2.0#prepare")))
 void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8_t * arg0) {
   size_t len78 = *((size_t*) (arg0 + sizeof(void*)));
   if (len78 > 0) {
@@ -605,7 +664,7 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
               if (len3 > 0) {
                 uint8_t *ptr4 = *((uint8_t **) (base + (11*sizeof(void*))));
                 for (size_t i5 = 0; i5 < len3; i5++) {
-                  uint8_t *base = ptr4 + i5 * (40+8*sizeof(void*));
+                  uint8_t *base = ptr4 + i5 * (48+5*sizeof(void*));
                   (void) base;
                   if ((*((size_t*) (base + sizeof(void*)))) > 0) {
                     free(*((uint8_t **) (base + 0)));
@@ -620,9 +679,6 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
                       }
                       break;
                     }
-                  }
-                  if ((*((size_t*) (base + (16+7*sizeof(void*))))) > 0) {
-                    free(*((uint8_t **) (base + (16+6*sizeof(void*)))));
                   }
                 }
                 free(ptr4);
@@ -684,17 +740,14 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
               if (len21 > 0) {
                 uint8_t *ptr22 = *((uint8_t **) (base + (17*sizeof(void*))));
                 for (size_t i23 = 0; i23 < len21; i23++) {
-                  uint8_t *base = ptr22 + i23 * (8+8*sizeof(void*));
+                  uint8_t *base = ptr22 + i23 * (8+7*sizeof(void*));
                   (void) base;
-                  if ((*((size_t*) (base + sizeof(void*)))) > 0) {
-                    free(*((uint8_t **) (base + 0)));
+                  if ((*((size_t*) (base + (2*sizeof(void*))))) > 0) {
+                    free(*((uint8_t **) (base + sizeof(void*))));
                   }
-                  if ((*((size_t*) (base + (3*sizeof(void*))))) > 0) {
-                    free(*((uint8_t **) (base + (2*sizeof(void*)))));
-                  }
-                  size_t len15 = *((size_t*) (base + (5*sizeof(void*))));
+                  size_t len15 = *((size_t*) (base + (4*sizeof(void*))));
                   if (len15 > 0) {
-                    uint8_t *ptr16 = *((uint8_t **) (base + (4*sizeof(void*))));
+                    uint8_t *ptr16 = *((uint8_t **) (base + (3*sizeof(void*))));
                     for (size_t i17 = 0; i17 < len15; i17++) {
                       uint8_t *base = ptr16 + i17 * (2*sizeof(void*));
                       (void) base;
@@ -704,9 +757,9 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
                     }
                     free(ptr16);
                   }
-                  size_t len18 = *((size_t*) (base + (7*sizeof(void*))));
+                  size_t len18 = *((size_t*) (base + (6*sizeof(void*))));
                   if (len18 > 0) {
-                    uint8_t *ptr19 = *((uint8_t **) (base + (6*sizeof(void*))));
+                    uint8_t *ptr19 = *((uint8_t **) (base + (5*sizeof(void*))));
                     for (size_t i20 = 0; i20 < len18; i20++) {
                       uint8_t *base = ptr19 + i20 * (4*sizeof(void*));
                       (void) base;
@@ -847,7 +900,7 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
           if (len42 > 0) {
             uint8_t *ptr43 = *((uint8_t **) (base + (7*sizeof(void*))));
             for (size_t i44 = 0; i44 < len42; i44++) {
-              uint8_t *base = ptr43 + i44 * (40+8*sizeof(void*));
+              uint8_t *base = ptr43 + i44 * (48+5*sizeof(void*));
               (void) base;
               if ((*((size_t*) (base + sizeof(void*)))) > 0) {
                 free(*((uint8_t **) (base + 0)));
@@ -862,9 +915,6 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
                   }
                   break;
                 }
-              }
-              if ((*((size_t*) (base + (16+7*sizeof(void*))))) > 0) {
-                free(*((uint8_t **) (base + (16+6*sizeof(void*)))));
               }
             }
             free(ptr43);
@@ -926,17 +976,14 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
           if (len60 > 0) {
             uint8_t *ptr61 = *((uint8_t **) (base + (13*sizeof(void*))));
             for (size_t i62 = 0; i62 < len60; i62++) {
-              uint8_t *base = ptr61 + i62 * (8+8*sizeof(void*));
+              uint8_t *base = ptr61 + i62 * (8+7*sizeof(void*));
               (void) base;
-              if ((*((size_t*) (base + sizeof(void*)))) > 0) {
-                free(*((uint8_t **) (base + 0)));
+              if ((*((size_t*) (base + (2*sizeof(void*))))) > 0) {
+                free(*((uint8_t **) (base + sizeof(void*))));
               }
-              if ((*((size_t*) (base + (3*sizeof(void*))))) > 0) {
-                free(*((uint8_t **) (base + (2*sizeof(void*)))));
-              }
-              size_t len54 = *((size_t*) (base + (5*sizeof(void*))));
+              size_t len54 = *((size_t*) (base + (4*sizeof(void*))));
               if (len54 > 0) {
-                uint8_t *ptr55 = *((uint8_t **) (base + (4*sizeof(void*))));
+                uint8_t *ptr55 = *((uint8_t **) (base + (3*sizeof(void*))));
                 for (size_t i56 = 0; i56 < len54; i56++) {
                   uint8_t *base = ptr55 + i56 * (2*sizeof(void*));
                   (void) base;
@@ -946,9 +993,9 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
                 }
                 free(ptr55);
               }
-              size_t len57 = *((size_t*) (base + (7*sizeof(void*))));
+              size_t len57 = *((size_t*) (base + (6*sizeof(void*))));
               if (len57 > 0) {
-                uint8_t *ptr58 = *((uint8_t **) (base + (6*sizeof(void*))));
+                uint8_t *ptr58 = *((uint8_t **) (base + (5*sizeof(void*))));
                 for (size_t i59 = 0; i59 < len57; i59++) {
                   uint8_t *base = ptr58 + i59 * (4*sizeof(void*));
                   (void) base;
@@ -1060,7 +1107,7 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
   }
 }
 
-__attribute__((__weak__, __export_name__("cabi_post_nodedock:driver/preparation@0.1.0#unprepare")))
+__attribute__((__weak__, __export_name__("cabi_post_nodedock:driver/preparation@0.2.0#unprepare")))
 void __wasm_export_exports_nodedock_driver_preparation_unprepare_post_return(uint8_t * arg0) {
   size_t len0 = *((size_t*) (arg0 + sizeof(void*)));
   if (len0 > 0) {
@@ -1117,13 +1164,13 @@ void *cabi_realloc(void *ptr, size_t old_size, size_t align, size_t new_size) {
 }
 
 __attribute__((__aligned__(sizeof(void*))))
-static uint8_t RET_AREA[(32+24*sizeof(void*))];
+static uint8_t RET_AREA[(40+28*sizeof(void*))];
 
 // Helper Functions
 
-void nodedock_driver_types_label_free(nodedock_driver_types_label_t *ptr) {
-  driver_string_free(&ptr->f0);
-  driver_string_free(&ptr->f1);
+void nodedock_driver_common_key_value_free(nodedock_driver_common_key_value_t *ptr) {
+  driver_string_free(&ptr->key);
+  driver_string_free(&ptr->value);
 }
 
 void driver_option_u32_free(driver_option_u32_t *ptr) {
@@ -1131,45 +1178,78 @@ void driver_option_u32_free(driver_option_u32_t *ptr) {
   }
 }
 
-void nodedock_driver_types_list_label_free(nodedock_driver_types_list_label_t *ptr) {
+void nodedock_driver_common_list_key_value_free(nodedock_driver_common_list_key_value_t *ptr) {
   size_t list_len = ptr->len;
   if (list_len > 0) {
-    nodedock_driver_types_label_t *list_ptr = ptr->ptr;
+    nodedock_driver_common_key_value_t *list_ptr = ptr->ptr;
     for (size_t i = 0; i < list_len; i++) {
-      nodedock_driver_types_label_free(&list_ptr[i]);
+      nodedock_driver_common_key_value_free(&list_ptr[i]);
     }
     free(list_ptr);
   }
 }
 
-void nodedock_driver_types_problem_free(nodedock_driver_types_problem_t *ptr) {
+void nodedock_driver_common_problem_free(nodedock_driver_common_problem_t *ptr) {
   driver_string_free(&ptr->code);
   driver_string_free(&ptr->message);
   driver_option_u32_free(&ptr->retry_after_ms);
-  nodedock_driver_types_list_label_free(&ptr->details);
+  nodedock_driver_common_list_key_value_free(&ptr->details);
 }
 
-void nodedock_driver_types_quantity_free(nodedock_driver_types_quantity_t *ptr) {
+void nodedock_driver_common_quantity_free(nodedock_driver_common_quantity_t *ptr) {
   driver_string_free(ptr);
 }
 
-void driver_list_s64_free(driver_list_s64_t *ptr) {
+void nodedock_driver_common_context_free(nodedock_driver_common_context_t *ptr) {
+  driver_string_free(&ptr->request_id);
+  driver_string_free(&ptr->node_name);
+  driver_string_free(&ptr->boot_id);
+  driver_string_free(&ptr->config);
+  nodedock_driver_common_list_key_value_free(&ptr->facts);
+}
+
+void nodedock_driver_log_key_value_free(nodedock_driver_log_key_value_t *ptr) {
+  nodedock_driver_common_key_value_free(ptr);
+}
+
+void nodedock_driver_log_list_key_value_free(nodedock_driver_log_list_key_value_t *ptr) {
   size_t list_len = ptr->len;
   if (list_len > 0) {
-    int64_t *list_ptr = ptr->ptr;
+    nodedock_driver_log_key_value_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_log_key_value_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_sysfs_problem_free(nodedock_driver_sysfs_problem_t *ptr) {
+  nodedock_driver_common_problem_free(ptr);
+}
+
+void nodedock_driver_sysfs_result_string_problem_free(nodedock_driver_sysfs_result_string_problem_t *ptr) {
+  if (!ptr->is_err) {
+    driver_string_free(&ptr->val.ok);
+  } else {
+    nodedock_driver_sysfs_problem_free(&ptr->val.err);
+  }
+}
+
+void driver_list_u8_free(driver_list_u8_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    uint8_t *list_ptr = ptr->ptr;
     for (size_t i = 0; i < list_len; i++) {
     }
     free(list_ptr);
   }
 }
 
-void driver_list_bool_free(driver_list_bool_t *ptr) {
-  size_t list_len = ptr->len;
-  if (list_len > 0) {
-    bool *list_ptr = ptr->ptr;
-    for (size_t i = 0; i < list_len; i++) {
-    }
-    free(list_ptr);
+void nodedock_driver_sysfs_result_list_u8_problem_free(nodedock_driver_sysfs_result_list_u8_problem_t *ptr) {
+  if (!ptr->is_err) {
+    driver_list_u8_free(&ptr->val.ok);
+  } else {
+    nodedock_driver_sysfs_problem_free(&ptr->val.err);
   }
 }
 
@@ -1184,164 +1264,181 @@ void driver_list_string_free(driver_list_string_t *ptr) {
   }
 }
 
-void nodedock_driver_types_attribute_value_free(nodedock_driver_types_attribute_value_t *ptr) {
-  switch ((int32_t) ptr->tag) {
-    case 0: {
-      break;
-    }
-    case 1: {
-      break;
-    }
-    case 2: {
-      driver_string_free(&ptr->val.text);
-      break;
-    }
-    case 3: {
-      driver_string_free(&ptr->val.version);
-      break;
-    }
-    case 4: {
-      driver_list_s64_free(&ptr->val.ints);
-      break;
-    }
-    case 5: {
-      driver_list_bool_free(&ptr->val.booleans);
-      break;
-    }
-    case 6: {
-      driver_list_string_free(&ptr->val.texts);
-      break;
-    }
-    case 7: {
-      driver_list_string_free(&ptr->val.versions);
-      break;
-    }
+void nodedock_driver_sysfs_result_list_string_problem_free(nodedock_driver_sysfs_result_list_string_problem_t *ptr) {
+  if (!ptr->is_err) {
+    driver_list_string_free(&ptr->val.ok);
+  } else {
+    nodedock_driver_sysfs_problem_free(&ptr->val.err);
   }
 }
 
-void nodedock_driver_types_attribute_free(nodedock_driver_types_attribute_t *ptr) {
-  driver_string_free(&ptr->name);
-  nodedock_driver_types_attribute_value_free(&ptr->value);
+void nodedock_driver_sysfs_write_problem_free(nodedock_driver_sysfs_write_problem_t *ptr) {
+  nodedock_driver_common_problem_free(ptr);
 }
 
-void nodedock_driver_types_option_quantity_free(nodedock_driver_types_option_quantity_t *ptr) {
+void nodedock_driver_sysfs_write_result_void_problem_free(nodedock_driver_sysfs_write_result_void_problem_t *ptr) {
+  if (!ptr->is_err) {
+  } else {
+    nodedock_driver_sysfs_write_problem_free(&ptr->val.err);
+  }
+}
+
+void nodedock_driver_host_files_problem_free(nodedock_driver_host_files_problem_t *ptr) {
+  nodedock_driver_common_problem_free(ptr);
+}
+
+void nodedock_driver_host_files_file_info_free(nodedock_driver_host_files_file_info_t *ptr) {
+  driver_string_free(&ptr->path);
+  driver_string_free(&ptr->real_path);
+}
+
+void nodedock_driver_host_files_result_string_problem_free(nodedock_driver_host_files_result_string_problem_t *ptr) {
+  if (!ptr->is_err) {
+    driver_string_free(&ptr->val.ok);
+  } else {
+    nodedock_driver_host_files_problem_free(&ptr->val.err);
+  }
+}
+
+void nodedock_driver_host_files_result_file_info_problem_free(nodedock_driver_host_files_result_file_info_problem_t *ptr) {
+  if (!ptr->is_err) {
+    nodedock_driver_host_files_file_info_free(&ptr->val.ok);
+  } else {
+    nodedock_driver_host_files_problem_free(&ptr->val.err);
+  }
+}
+
+void nodedock_driver_host_files_list_file_info_free(nodedock_driver_host_files_list_file_info_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    nodedock_driver_host_files_file_info_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_host_files_file_info_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_host_files_result_list_file_info_problem_free(nodedock_driver_host_files_result_list_file_info_problem_t *ptr) {
+  if (!ptr->is_err) {
+    nodedock_driver_host_files_list_file_info_free(&ptr->val.ok);
+  } else {
+    nodedock_driver_host_files_problem_free(&ptr->val.err);
+  }
+}
+
+void nodedock_driver_pci_driver_problem_free(nodedock_driver_pci_driver_problem_t *ptr) {
+  nodedock_driver_common_problem_free(ptr);
+}
+
+void nodedock_driver_pci_driver_result_list_string_problem_free(nodedock_driver_pci_driver_result_list_string_problem_t *ptr) {
+  if (!ptr->is_err) {
+    driver_list_string_free(&ptr->val.ok);
+  } else {
+    nodedock_driver_pci_driver_problem_free(&ptr->val.err);
+  }
+}
+
+void nodedock_driver_container_edits_key_value_free(nodedock_driver_container_edits_key_value_t *ptr) {
+  nodedock_driver_common_key_value_free(ptr);
+}
+
+void driver_option_string_free(driver_option_string_t *ptr) {
   if (ptr->is_some) {
-    nodedock_driver_types_quantity_free(&ptr->val);
+    driver_string_free(&ptr->val);
   }
 }
 
-void nodedock_driver_types_capacity_range_free(nodedock_driver_types_capacity_range_t *ptr) {
-  nodedock_driver_types_quantity_free(&ptr->min);
-  nodedock_driver_types_option_quantity_free(&ptr->max);
-  nodedock_driver_types_option_quantity_free(&ptr->step);
-}
-
-void nodedock_driver_types_list_quantity_free(nodedock_driver_types_list_quantity_t *ptr) {
-  size_t list_len = ptr->len;
-  if (list_len > 0) {
-    nodedock_driver_types_quantity_t *list_ptr = ptr->ptr;
-    for (size_t i = 0; i < list_len; i++) {
-      nodedock_driver_types_quantity_free(&list_ptr[i]);
-    }
-    free(list_ptr);
-  }
-}
-
-void nodedock_driver_types_capacity_choice_free(nodedock_driver_types_capacity_choice_t *ptr) {
-  switch ((int32_t) ptr->tag) {
-    case 1: {
-      nodedock_driver_types_list_quantity_free(&ptr->val.values);
-      break;
-    }
-    case 2: {
-      nodedock_driver_types_capacity_range_free(&ptr->val.range);
-      break;
-    }
-  }
-}
-
-void nodedock_driver_types_capacity_policy_free(nodedock_driver_types_capacity_policy_t *ptr) {
-  nodedock_driver_types_option_quantity_free(&ptr->default_amount);
-  nodedock_driver_types_capacity_choice_free(&ptr->choice);
-}
-
-void nodedock_driver_types_option_capacity_policy_free(nodedock_driver_types_option_capacity_policy_t *ptr) {
+void nodedock_driver_container_edits_option_node_kind_free(nodedock_driver_container_edits_option_node_kind_t *ptr) {
   if (ptr->is_some) {
-    nodedock_driver_types_capacity_policy_free(&ptr->val);
   }
 }
 
-void nodedock_driver_types_capacity_free(nodedock_driver_types_capacity_t *ptr) {
-  driver_string_free(&ptr->name);
-  nodedock_driver_types_quantity_free(&ptr->value);
-  nodedock_driver_types_option_capacity_policy_free(&ptr->policy);
+void nodedock_driver_container_edits_device_node_free(nodedock_driver_container_edits_device_node_t *ptr) {
+  driver_string_free(&ptr->path);
+  driver_option_string_free(&ptr->host_path);
+  nodedock_driver_container_edits_option_node_kind_free(&ptr->kind);
+  driver_option_u32_free(&ptr->major);
+  driver_option_u32_free(&ptr->minor);
+  driver_option_u32_free(&ptr->file_mode);
+  driver_option_u32_free(&ptr->uid);
+  driver_option_u32_free(&ptr->gid);
 }
 
-void nodedock_driver_types_counter_free(nodedock_driver_types_counter_t *ptr) {
-  driver_string_free(&ptr->name);
-  nodedock_driver_types_quantity_free(&ptr->value);
+void nodedock_driver_container_edits_mount_free(nodedock_driver_container_edits_mount_t *ptr) {
+  driver_string_free(&ptr->host_path);
+  driver_string_free(&ptr->container_path);
+  driver_list_string_free(&ptr->options);
+  driver_option_string_free(&ptr->fs_type);
 }
 
-void nodedock_driver_types_list_counter_free(nodedock_driver_types_list_counter_t *ptr) {
+void nodedock_driver_container_edits_net_device_free(nodedock_driver_container_edits_net_device_t *ptr) {
+  driver_string_free(&ptr->host_interface);
+  driver_string_free(&ptr->container_interface);
+}
+
+void nodedock_driver_container_edits_list_key_value_free(nodedock_driver_container_edits_list_key_value_t *ptr) {
   size_t list_len = ptr->len;
   if (list_len > 0) {
-    nodedock_driver_types_counter_t *list_ptr = ptr->ptr;
+    nodedock_driver_container_edits_key_value_t *list_ptr = ptr->ptr;
     for (size_t i = 0; i < list_len; i++) {
-      nodedock_driver_types_counter_free(&list_ptr[i]);
+      nodedock_driver_container_edits_key_value_free(&list_ptr[i]);
     }
     free(list_ptr);
   }
 }
 
-void nodedock_driver_types_counter_set_free(nodedock_driver_types_counter_set_t *ptr) {
-  driver_string_free(&ptr->name);
-  nodedock_driver_types_list_counter_free(&ptr->counters);
+void nodedock_driver_container_edits_hook_free(nodedock_driver_container_edits_hook_t *ptr) {
+  driver_string_free(&ptr->path);
+  driver_list_string_free(&ptr->args);
+  nodedock_driver_container_edits_list_key_value_free(&ptr->env);
+  driver_option_u32_free(&ptr->timeout_seconds);
 }
 
-void nodedock_driver_types_taint_free(nodedock_driver_types_taint_t *ptr) {
-  driver_string_free(&ptr->key);
-  driver_string_free(&ptr->value);
+void nodedock_driver_container_edits_intel_rdt_free(nodedock_driver_container_edits_intel_rdt_t *ptr) {
+  driver_option_string_free(&ptr->clos_id);
+  driver_list_string_free(&ptr->schemata);
 }
 
-void nodedock_driver_types_list_attribute_free(nodedock_driver_types_list_attribute_t *ptr) {
+void nodedock_driver_container_edits_list_device_node_free(nodedock_driver_container_edits_list_device_node_t *ptr) {
   size_t list_len = ptr->len;
   if (list_len > 0) {
-    nodedock_driver_types_attribute_t *list_ptr = ptr->ptr;
+    nodedock_driver_container_edits_device_node_t *list_ptr = ptr->ptr;
     for (size_t i = 0; i < list_len; i++) {
-      nodedock_driver_types_attribute_free(&list_ptr[i]);
+      nodedock_driver_container_edits_device_node_free(&list_ptr[i]);
     }
     free(list_ptr);
   }
 }
 
-void nodedock_driver_types_list_capacity_free(nodedock_driver_types_list_capacity_t *ptr) {
+void nodedock_driver_container_edits_list_mount_free(nodedock_driver_container_edits_list_mount_t *ptr) {
   size_t list_len = ptr->len;
   if (list_len > 0) {
-    nodedock_driver_types_capacity_t *list_ptr = ptr->ptr;
+    nodedock_driver_container_edits_mount_t *list_ptr = ptr->ptr;
     for (size_t i = 0; i < list_len; i++) {
-      nodedock_driver_types_capacity_free(&list_ptr[i]);
+      nodedock_driver_container_edits_mount_free(&list_ptr[i]);
     }
     free(list_ptr);
   }
 }
 
-void nodedock_driver_types_list_taint_free(nodedock_driver_types_list_taint_t *ptr) {
+void nodedock_driver_container_edits_list_net_device_free(nodedock_driver_container_edits_list_net_device_t *ptr) {
   size_t list_len = ptr->len;
   if (list_len > 0) {
-    nodedock_driver_types_taint_t *list_ptr = ptr->ptr;
+    nodedock_driver_container_edits_net_device_t *list_ptr = ptr->ptr;
     for (size_t i = 0; i < list_len; i++) {
-      nodedock_driver_types_taint_free(&list_ptr[i]);
+      nodedock_driver_container_edits_net_device_free(&list_ptr[i]);
     }
     free(list_ptr);
   }
 }
 
-void nodedock_driver_types_list_counter_set_free(nodedock_driver_types_list_counter_set_t *ptr) {
+void nodedock_driver_container_edits_list_hook_free(nodedock_driver_container_edits_list_hook_t *ptr) {
   size_t list_len = ptr->len;
   if (list_len > 0) {
-    nodedock_driver_types_counter_set_t *list_ptr = ptr->ptr;
+    nodedock_driver_container_edits_hook_t *list_ptr = ptr->ptr;
     for (size_t i = 0; i < list_len; i++) {
-      nodedock_driver_types_counter_set_free(&list_ptr[i]);
+      nodedock_driver_container_edits_hook_free(&list_ptr[i]);
     }
     free(list_ptr);
   }
@@ -1357,393 +1454,24 @@ void driver_list_u32_free(driver_list_u32_t *ptr) {
   }
 }
 
-void nodedock_driver_types_device_free(nodedock_driver_types_device_t *ptr) {
-  driver_string_free(&ptr->name);
-  nodedock_driver_types_list_attribute_free(&ptr->attributes);
-  nodedock_driver_types_list_capacity_free(&ptr->capacities);
-  nodedock_driver_types_list_taint_free(&ptr->taints);
-  nodedock_driver_types_list_counter_set_free(&ptr->consumes);
-  driver_list_string_free(&ptr->identity);
-  driver_list_u32_free(&ptr->numa_nodes);
-  nodedock_driver_types_list_label_free(&ptr->annotations);
-}
-
-void nodedock_driver_types_list_device_free(nodedock_driver_types_list_device_t *ptr) {
-  size_t list_len = ptr->len;
-  if (list_len > 0) {
-    nodedock_driver_types_device_t *list_ptr = ptr->ptr;
-    for (size_t i = 0; i < list_len; i++) {
-      nodedock_driver_types_device_free(&list_ptr[i]);
-    }
-    free(list_ptr);
-  }
-}
-
-void driver_option_string_free(driver_option_string_t *ptr) {
+void nodedock_driver_container_edits_option_intel_rdt_free(nodedock_driver_container_edits_option_intel_rdt_t *ptr) {
   if (ptr->is_some) {
-    driver_string_free(&ptr->val);
+    nodedock_driver_container_edits_intel_rdt_free(&ptr->val);
   }
 }
 
-void nodedock_driver_types_pool_free(nodedock_driver_types_pool_t *ptr) {
-  driver_string_free(&ptr->name);
-  nodedock_driver_types_list_device_free(&ptr->devices);
-  nodedock_driver_types_list_counter_set_free(&ptr->shared_counters);
-  driver_option_string_free(&ptr->extended_resource);
-  nodedock_driver_types_list_label_free(&ptr->annotations);
-}
-
-void nodedock_driver_types_list_pool_free(nodedock_driver_types_list_pool_t *ptr) {
-  size_t list_len = ptr->len;
-  if (list_len > 0) {
-    nodedock_driver_types_pool_t *list_ptr = ptr->ptr;
-    for (size_t i = 0; i < list_len; i++) {
-      nodedock_driver_types_pool_free(&list_ptr[i]);
-    }
-    free(list_ptr);
-  }
-}
-
-void nodedock_driver_types_inventory_free(nodedock_driver_types_inventory_t *ptr) {
-  nodedock_driver_types_list_pool_free(&ptr->pools);
-}
-
-void nodedock_driver_types_claim_ref_free(nodedock_driver_types_claim_ref_t *ptr) {
-  driver_string_free(&ptr->namespace_);
-  driver_string_free(&ptr->name);
-  driver_string_free(&ptr->uid);
-}
-
-void nodedock_driver_types_allocated_device_free(nodedock_driver_types_allocated_device_t *ptr) {
-  driver_string_free(&ptr->request);
-  driver_string_free(&ptr->pool);
-  driver_string_free(&ptr->device);
-  driver_option_string_free(&ptr->share_id);
-  nodedock_driver_types_list_counter_free(&ptr->consumed);
-}
-
-void nodedock_driver_types_opaque_config_free(nodedock_driver_types_opaque_config_t *ptr) {
-  driver_list_string_free(&ptr->requests);
-  driver_string_free(&ptr->parameters);
-}
-
-void nodedock_driver_types_list_allocated_device_free(nodedock_driver_types_list_allocated_device_t *ptr) {
-  size_t list_len = ptr->len;
-  if (list_len > 0) {
-    nodedock_driver_types_allocated_device_t *list_ptr = ptr->ptr;
-    for (size_t i = 0; i < list_len; i++) {
-      nodedock_driver_types_allocated_device_free(&list_ptr[i]);
-    }
-    free(list_ptr);
-  }
-}
-
-void nodedock_driver_types_list_opaque_config_free(nodedock_driver_types_list_opaque_config_t *ptr) {
-  size_t list_len = ptr->len;
-  if (list_len > 0) {
-    nodedock_driver_types_opaque_config_t *list_ptr = ptr->ptr;
-    for (size_t i = 0; i < list_len; i++) {
-      nodedock_driver_types_opaque_config_free(&list_ptr[i]);
-    }
-    free(list_ptr);
-  }
-}
-
-void nodedock_driver_types_claim_free(nodedock_driver_types_claim_t *ptr) {
-  nodedock_driver_types_claim_ref_free(&ptr->id);
-  nodedock_driver_types_list_allocated_device_free(&ptr->devices);
-  nodedock_driver_types_list_opaque_config_free(&ptr->configs);
-  nodedock_driver_types_list_label_free(&ptr->annotations);
-}
-
-void nodedock_driver_types_option_node_kind_free(nodedock_driver_types_option_node_kind_t *ptr) {
-  if (ptr->is_some) {
-  }
-}
-
-void nodedock_driver_types_device_node_free(nodedock_driver_types_device_node_t *ptr) {
-  driver_string_free(&ptr->path);
-  driver_option_string_free(&ptr->host_path);
-  nodedock_driver_types_option_node_kind_free(&ptr->kind);
-  driver_option_u32_free(&ptr->major);
-  driver_option_u32_free(&ptr->minor);
-  driver_string_free(&ptr->permissions);
-  driver_option_u32_free(&ptr->file_mode);
-  driver_option_u32_free(&ptr->uid);
-  driver_option_u32_free(&ptr->gid);
-}
-
-void nodedock_driver_types_mount_free(nodedock_driver_types_mount_t *ptr) {
-  driver_string_free(&ptr->host_path);
-  driver_string_free(&ptr->container_path);
-  driver_list_string_free(&ptr->options);
-  driver_option_string_free(&ptr->fs_type);
-}
-
-void nodedock_driver_types_net_device_free(nodedock_driver_types_net_device_t *ptr) {
-  driver_string_free(&ptr->host_interface);
-  driver_string_free(&ptr->container_interface);
-}
-
-void nodedock_driver_types_hook_free(nodedock_driver_types_hook_t *ptr) {
-  driver_string_free(&ptr->stage);
-  driver_string_free(&ptr->path);
-  driver_list_string_free(&ptr->args);
-  nodedock_driver_types_list_label_free(&ptr->env);
-  driver_option_u32_free(&ptr->timeout_seconds);
-}
-
-void nodedock_driver_types_intel_rdt_free(nodedock_driver_types_intel_rdt_t *ptr) {
-  driver_option_string_free(&ptr->clos_id);
-  driver_list_string_free(&ptr->schemata);
-}
-
-void nodedock_driver_types_list_device_node_free(nodedock_driver_types_list_device_node_t *ptr) {
-  size_t list_len = ptr->len;
-  if (list_len > 0) {
-    nodedock_driver_types_device_node_t *list_ptr = ptr->ptr;
-    for (size_t i = 0; i < list_len; i++) {
-      nodedock_driver_types_device_node_free(&list_ptr[i]);
-    }
-    free(list_ptr);
-  }
-}
-
-void nodedock_driver_types_list_mount_free(nodedock_driver_types_list_mount_t *ptr) {
-  size_t list_len = ptr->len;
-  if (list_len > 0) {
-    nodedock_driver_types_mount_t *list_ptr = ptr->ptr;
-    for (size_t i = 0; i < list_len; i++) {
-      nodedock_driver_types_mount_free(&list_ptr[i]);
-    }
-    free(list_ptr);
-  }
-}
-
-void nodedock_driver_types_list_net_device_free(nodedock_driver_types_list_net_device_t *ptr) {
-  size_t list_len = ptr->len;
-  if (list_len > 0) {
-    nodedock_driver_types_net_device_t *list_ptr = ptr->ptr;
-    for (size_t i = 0; i < list_len; i++) {
-      nodedock_driver_types_net_device_free(&list_ptr[i]);
-    }
-    free(list_ptr);
-  }
-}
-
-void nodedock_driver_types_list_hook_free(nodedock_driver_types_list_hook_t *ptr) {
-  size_t list_len = ptr->len;
-  if (list_len > 0) {
-    nodedock_driver_types_hook_t *list_ptr = ptr->ptr;
-    for (size_t i = 0; i < list_len; i++) {
-      nodedock_driver_types_hook_free(&list_ptr[i]);
-    }
-    free(list_ptr);
-  }
-}
-
-void nodedock_driver_types_option_intel_rdt_free(nodedock_driver_types_option_intel_rdt_t *ptr) {
-  if (ptr->is_some) {
-    nodedock_driver_types_intel_rdt_free(&ptr->val);
-  }
-}
-
-void nodedock_driver_types_edits_free(nodedock_driver_types_edits_t *ptr) {
-  nodedock_driver_types_list_label_free(&ptr->env);
-  nodedock_driver_types_list_device_node_free(&ptr->device_nodes);
-  nodedock_driver_types_list_mount_free(&ptr->mounts);
-  nodedock_driver_types_list_net_device_free(&ptr->net_devices);
-  nodedock_driver_types_list_hook_free(&ptr->hooks);
+void nodedock_driver_container_edits_container_edits_free(nodedock_driver_container_edits_container_edits_t *ptr) {
+  nodedock_driver_container_edits_list_key_value_free(&ptr->env);
+  nodedock_driver_container_edits_list_device_node_free(&ptr->device_nodes);
+  nodedock_driver_container_edits_list_mount_free(&ptr->mounts);
+  nodedock_driver_container_edits_list_net_device_free(&ptr->net_devices);
+  nodedock_driver_container_edits_list_hook_free(&ptr->hooks);
   driver_list_u32_free(&ptr->additional_gids);
-  nodedock_driver_types_option_intel_rdt_free(&ptr->intel_rdt);
-}
-
-void driver_option_bool_free(driver_option_bool_t *ptr) {
-  if (ptr->is_some) {
-  }
-}
-
-void nodedock_driver_types_condition_free(nodedock_driver_types_condition_t *ptr) {
-  driver_string_free(&ptr->kind);
-  driver_option_bool_free(&ptr->status);
-  driver_string_free(&ptr->reason);
-  driver_string_free(&ptr->message);
-}
-
-void nodedock_driver_types_network_data_free(nodedock_driver_types_network_data_t *ptr) {
-  driver_string_free(&ptr->interface_name);
-  driver_list_string_free(&ptr->ips);
-  driver_string_free(&ptr->hardware_address);
-}
-
-void nodedock_driver_types_list_condition_free(nodedock_driver_types_list_condition_t *ptr) {
-  size_t list_len = ptr->len;
-  if (list_len > 0) {
-    nodedock_driver_types_condition_t *list_ptr = ptr->ptr;
-    for (size_t i = 0; i < list_len; i++) {
-      nodedock_driver_types_condition_free(&list_ptr[i]);
-    }
-    free(list_ptr);
-  }
-}
-
-void nodedock_driver_types_option_network_data_free(nodedock_driver_types_option_network_data_t *ptr) {
-  if (ptr->is_some) {
-    nodedock_driver_types_network_data_free(&ptr->val);
-  }
-}
-
-void nodedock_driver_types_device_status_free(nodedock_driver_types_device_status_t *ptr) {
-  nodedock_driver_types_list_condition_free(&ptr->conditions);
-  driver_option_string_free(&ptr->data);
-  nodedock_driver_types_option_network_data_free(&ptr->network);
-}
-
-void nodedock_driver_types_option_device_status_free(nodedock_driver_types_option_device_status_t *ptr) {
-  if (ptr->is_some) {
-    nodedock_driver_types_device_status_free(&ptr->val);
-  }
-}
-
-void nodedock_driver_types_prepared_device_free(nodedock_driver_types_prepared_device_t *ptr) {
-  driver_list_string_free(&ptr->requests);
-  driver_string_free(&ptr->pool);
-  driver_string_free(&ptr->device);
-  driver_option_string_free(&ptr->share_id);
-  nodedock_driver_types_edits_free(&ptr->edits);
-  nodedock_driver_types_option_device_status_free(&ptr->status);
-}
-
-void nodedock_driver_types_list_prepared_device_free(nodedock_driver_types_list_prepared_device_t *ptr) {
-  size_t list_len = ptr->len;
-  if (list_len > 0) {
-    nodedock_driver_types_prepared_device_t *list_ptr = ptr->ptr;
-    for (size_t i = 0; i < list_len; i++) {
-      nodedock_driver_types_prepared_device_free(&list_ptr[i]);
-    }
-    free(list_ptr);
-  }
-}
-
-void driver_list_u8_free(driver_list_u8_t *ptr) {
-  size_t list_len = ptr->len;
-  if (list_len > 0) {
-    uint8_t *list_ptr = ptr->ptr;
-    for (size_t i = 0; i < list_len; i++) {
-    }
-    free(list_ptr);
-  }
-}
-
-void nodedock_driver_types_prepared_claim_free(nodedock_driver_types_prepared_claim_t *ptr) {
-  nodedock_driver_types_list_prepared_device_free(&ptr->devices);
-  nodedock_driver_types_edits_free(&ptr->edits);
-  nodedock_driver_types_list_label_free(&ptr->annotations);
-  driver_list_u8_free(&ptr->memo);
-}
-
-void nodedock_driver_types_result_prepared_claim_problem_free(nodedock_driver_types_result_prepared_claim_problem_t *ptr) {
-  if (!ptr->is_err) {
-    nodedock_driver_types_prepared_claim_free(&ptr->val.ok);
-  } else {
-    nodedock_driver_types_problem_free(&ptr->val.err);
-  }
-}
-
-void nodedock_driver_types_prepare_outcome_free(nodedock_driver_types_prepare_outcome_t *ptr) {
-  driver_string_free(&ptr->uid);
-  nodedock_driver_types_result_prepared_claim_problem_free(&ptr->outcome);
-}
-
-void nodedock_driver_types_result_void_problem_free(nodedock_driver_types_result_void_problem_t *ptr) {
-  if (!ptr->is_err) {
-  } else {
-    nodedock_driver_types_problem_free(&ptr->val.err);
-  }
-}
-
-void nodedock_driver_types_unprepare_outcome_free(nodedock_driver_types_unprepare_outcome_t *ptr) {
-  driver_string_free(&ptr->uid);
-  nodedock_driver_types_result_void_problem_free(&ptr->outcome);
-}
-
-void nodedock_driver_types_live_claim_free(nodedock_driver_types_live_claim_t *ptr) {
-  nodedock_driver_types_claim_free(&ptr->claim);
-  driver_list_u8_free(&ptr->memo);
-  driver_string_free(&ptr->driver_version);
-  driver_string_free(&ptr->boot_id);
-}
-
-void nodedock_driver_types_device_health_free(nodedock_driver_types_device_health_t *ptr) {
-  driver_string_free(&ptr->pool);
-  driver_string_free(&ptr->device);
-  driver_string_free(&ptr->message);
-}
-
-void nodedock_driver_types_context_free(nodedock_driver_types_context_t *ptr) {
-  driver_string_free(&ptr->request_id);
-  driver_string_free(&ptr->node_name);
-  driver_string_free(&ptr->boot_id);
-  driver_string_free(&ptr->config);
-  nodedock_driver_types_list_label_free(&ptr->facts);
-}
-
-void nodedock_driver_log_label_free(nodedock_driver_log_label_t *ptr) {
-  nodedock_driver_types_label_free(ptr);
-}
-
-void nodedock_driver_log_list_label_free(nodedock_driver_log_list_label_t *ptr) {
-  size_t list_len = ptr->len;
-  if (list_len > 0) {
-    nodedock_driver_log_label_t *list_ptr = ptr->ptr;
-    for (size_t i = 0; i < list_len; i++) {
-      nodedock_driver_log_label_free(&list_ptr[i]);
-    }
-    free(list_ptr);
-  }
-}
-
-void nodedock_driver_sysfs_problem_free(nodedock_driver_sysfs_problem_t *ptr) {
-  nodedock_driver_types_problem_free(ptr);
-}
-
-void nodedock_driver_sysfs_result_string_problem_free(nodedock_driver_sysfs_result_string_problem_t *ptr) {
-  if (!ptr->is_err) {
-    driver_string_free(&ptr->val.ok);
-  } else {
-    nodedock_driver_sysfs_problem_free(&ptr->val.err);
-  }
-}
-
-void nodedock_driver_sysfs_result_list_u8_problem_free(nodedock_driver_sysfs_result_list_u8_problem_t *ptr) {
-  if (!ptr->is_err) {
-    driver_list_u8_free(&ptr->val.ok);
-  } else {
-    nodedock_driver_sysfs_problem_free(&ptr->val.err);
-  }
-}
-
-void nodedock_driver_sysfs_result_list_string_problem_free(nodedock_driver_sysfs_result_list_string_problem_t *ptr) {
-  if (!ptr->is_err) {
-    driver_list_string_free(&ptr->val.ok);
-  } else {
-    nodedock_driver_sysfs_problem_free(&ptr->val.err);
-  }
-}
-
-void nodedock_driver_sysfs_write_problem_free(nodedock_driver_sysfs_write_problem_t *ptr) {
-  nodedock_driver_types_problem_free(ptr);
-}
-
-void nodedock_driver_sysfs_write_result_void_problem_free(nodedock_driver_sysfs_write_result_void_problem_t *ptr) {
-  if (!ptr->is_err) {
-  } else {
-    nodedock_driver_sysfs_write_problem_free(&ptr->val.err);
-  }
+  nodedock_driver_container_edits_option_intel_rdt_free(&ptr->intel_rdt);
 }
 
 void nodedock_driver_device_nodes_problem_free(nodedock_driver_device_nodes_problem_t *ptr) {
-  nodedock_driver_types_problem_free(ptr);
+  nodedock_driver_common_problem_free(ptr);
 }
 
 void nodedock_driver_device_nodes_node_info_free(nodedock_driver_device_nodes_node_info_t *ptr) {
@@ -1778,42 +1506,565 @@ void nodedock_driver_device_nodes_result_node_info_problem_free(nodedock_driver_
   }
 }
 
-void nodedock_driver_ledger_live_claim_free(nodedock_driver_ledger_live_claim_t *ptr) {
-  nodedock_driver_types_live_claim_free(ptr);
+void nodedock_driver_net_interfaces_problem_free(nodedock_driver_net_interfaces_problem_t *ptr) {
+  nodedock_driver_common_problem_free(ptr);
 }
 
-void nodedock_driver_ledger_list_live_claim_free(nodedock_driver_ledger_list_live_claim_t *ptr) {
+void nodedock_driver_net_interfaces_net_interface_free(nodedock_driver_net_interfaces_net_interface_t *ptr) {
+  driver_string_free(&ptr->name);
+  driver_string_free(&ptr->hardware_address);
+  driver_option_string_free(&ptr->device_path);
+}
+
+void nodedock_driver_net_interfaces_list_net_interface_free(nodedock_driver_net_interfaces_list_net_interface_t *ptr) {
   size_t list_len = ptr->len;
   if (list_len > 0) {
-    nodedock_driver_ledger_live_claim_t *list_ptr = ptr->ptr;
+    nodedock_driver_net_interfaces_net_interface_t *list_ptr = ptr->ptr;
     for (size_t i = 0; i < list_len; i++) {
-      nodedock_driver_ledger_live_claim_free(&list_ptr[i]);
+      nodedock_driver_net_interfaces_net_interface_free(&list_ptr[i]);
     }
     free(list_ptr);
   }
 }
 
-void nodedock_driver_ledger_option_live_claim_free(nodedock_driver_ledger_option_live_claim_t *ptr) {
-  if (ptr->is_some) {
-    nodedock_driver_ledger_live_claim_free(&ptr->val);
+void nodedock_driver_net_interfaces_result_list_net_interface_problem_free(nodedock_driver_net_interfaces_result_list_net_interface_problem_t *ptr) {
+  if (!ptr->is_err) {
+    nodedock_driver_net_interfaces_list_net_interface_free(&ptr->val.ok);
+  } else {
+    nodedock_driver_net_interfaces_problem_free(&ptr->val.err);
   }
 }
 
-void exports_nodedock_driver_identity_label_free(exports_nodedock_driver_identity_label_t *ptr) {
-  nodedock_driver_types_label_free(ptr);
+void nodedock_driver_net_interfaces_result_net_interface_problem_free(nodedock_driver_net_interfaces_result_net_interface_problem_t *ptr) {
+  if (!ptr->is_err) {
+    nodedock_driver_net_interfaces_net_interface_free(&ptr->val.ok);
+  } else {
+    nodedock_driver_net_interfaces_problem_free(&ptr->val.err);
+  }
 }
 
-void exports_nodedock_driver_identity_value_grant_free(exports_nodedock_driver_identity_value_grant_t *ptr) {
+void nodedock_driver_inventory_key_value_free(nodedock_driver_inventory_key_value_t *ptr) {
+  nodedock_driver_common_key_value_free(ptr);
+}
+
+void nodedock_driver_inventory_quantity_free(nodedock_driver_inventory_quantity_t *ptr) {
+  nodedock_driver_common_quantity_free(ptr);
+}
+
+void driver_list_s64_free(driver_list_s64_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    int64_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+    }
+    free(list_ptr);
+  }
+}
+
+void driver_list_bool_free(driver_list_bool_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    bool *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_inventory_attribute_value_free(nodedock_driver_inventory_attribute_value_t *ptr) {
+  switch ((int32_t) ptr->tag) {
+    case 0: {
+      break;
+    }
+    case 1: {
+      break;
+    }
+    case 2: {
+      driver_string_free(&ptr->val.text);
+      break;
+    }
+    case 3: {
+      driver_string_free(&ptr->val.version);
+      break;
+    }
+    case 4: {
+      driver_list_s64_free(&ptr->val.ints);
+      break;
+    }
+    case 5: {
+      driver_list_bool_free(&ptr->val.booleans);
+      break;
+    }
+    case 6: {
+      driver_list_string_free(&ptr->val.texts);
+      break;
+    }
+    case 7: {
+      driver_list_string_free(&ptr->val.versions);
+      break;
+    }
+  }
+}
+
+void nodedock_driver_inventory_attribute_free(nodedock_driver_inventory_attribute_t *ptr) {
+  driver_string_free(&ptr->name);
+  nodedock_driver_inventory_attribute_value_free(&ptr->value);
+}
+
+void nodedock_driver_inventory_option_quantity_free(nodedock_driver_inventory_option_quantity_t *ptr) {
+  if (ptr->is_some) {
+    nodedock_driver_inventory_quantity_free(&ptr->val);
+  }
+}
+
+void nodedock_driver_inventory_capacity_range_free(nodedock_driver_inventory_capacity_range_t *ptr) {
+  nodedock_driver_inventory_quantity_free(&ptr->min);
+  nodedock_driver_inventory_option_quantity_free(&ptr->max);
+  nodedock_driver_inventory_option_quantity_free(&ptr->step);
+}
+
+void nodedock_driver_inventory_list_quantity_free(nodedock_driver_inventory_list_quantity_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    nodedock_driver_inventory_quantity_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_inventory_quantity_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_inventory_capacity_choice_free(nodedock_driver_inventory_capacity_choice_t *ptr) {
+  switch ((int32_t) ptr->tag) {
+    case 1: {
+      nodedock_driver_inventory_list_quantity_free(&ptr->val.values);
+      break;
+    }
+    case 2: {
+      nodedock_driver_inventory_capacity_range_free(&ptr->val.range);
+      break;
+    }
+  }
+}
+
+void nodedock_driver_inventory_capacity_policy_free(nodedock_driver_inventory_capacity_policy_t *ptr) {
+  nodedock_driver_inventory_option_quantity_free(&ptr->default_amount);
+  nodedock_driver_inventory_capacity_choice_free(&ptr->choice);
+}
+
+void nodedock_driver_inventory_option_capacity_policy_free(nodedock_driver_inventory_option_capacity_policy_t *ptr) {
+  if (ptr->is_some) {
+    nodedock_driver_inventory_capacity_policy_free(&ptr->val);
+  }
+}
+
+void nodedock_driver_inventory_capacity_free(nodedock_driver_inventory_capacity_t *ptr) {
+  driver_string_free(&ptr->name);
+  nodedock_driver_inventory_quantity_free(&ptr->value);
+  nodedock_driver_inventory_option_capacity_policy_free(&ptr->policy);
+}
+
+void nodedock_driver_inventory_counter_free(nodedock_driver_inventory_counter_t *ptr) {
+  driver_string_free(&ptr->name);
+  nodedock_driver_inventory_quantity_free(&ptr->value);
+}
+
+void nodedock_driver_inventory_list_counter_free(nodedock_driver_inventory_list_counter_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    nodedock_driver_inventory_counter_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_inventory_counter_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_inventory_counter_set_free(nodedock_driver_inventory_counter_set_t *ptr) {
+  driver_string_free(&ptr->name);
+  nodedock_driver_inventory_list_counter_free(&ptr->counters);
+}
+
+void nodedock_driver_inventory_taint_free(nodedock_driver_inventory_taint_t *ptr) {
+  driver_string_free(&ptr->key);
+  driver_string_free(&ptr->value);
+}
+
+void nodedock_driver_inventory_list_attribute_free(nodedock_driver_inventory_list_attribute_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    nodedock_driver_inventory_attribute_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_inventory_attribute_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_inventory_list_capacity_free(nodedock_driver_inventory_list_capacity_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    nodedock_driver_inventory_capacity_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_inventory_capacity_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_inventory_list_taint_free(nodedock_driver_inventory_list_taint_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    nodedock_driver_inventory_taint_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_inventory_taint_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_inventory_list_counter_set_free(nodedock_driver_inventory_list_counter_set_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    nodedock_driver_inventory_counter_set_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_inventory_counter_set_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_inventory_list_key_value_free(nodedock_driver_inventory_list_key_value_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    nodedock_driver_inventory_key_value_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_inventory_key_value_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_inventory_device_free(nodedock_driver_inventory_device_t *ptr) {
+  driver_string_free(&ptr->name);
+  nodedock_driver_inventory_list_attribute_free(&ptr->attributes);
+  nodedock_driver_inventory_list_capacity_free(&ptr->capacities);
+  nodedock_driver_inventory_list_taint_free(&ptr->taints);
+  nodedock_driver_inventory_list_counter_set_free(&ptr->consumes);
+  driver_list_string_free(&ptr->identity);
+  driver_list_u32_free(&ptr->numa_nodes);
+  nodedock_driver_inventory_list_key_value_free(&ptr->annotations);
+}
+
+void nodedock_driver_inventory_list_device_free(nodedock_driver_inventory_list_device_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    nodedock_driver_inventory_device_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_inventory_device_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_inventory_pool_free(nodedock_driver_inventory_pool_t *ptr) {
+  driver_string_free(&ptr->name);
+  nodedock_driver_inventory_list_device_free(&ptr->devices);
+  nodedock_driver_inventory_list_counter_set_free(&ptr->shared_counters);
+  driver_option_string_free(&ptr->extended_resource);
+  nodedock_driver_inventory_list_key_value_free(&ptr->annotations);
+}
+
+void nodedock_driver_inventory_list_pool_free(nodedock_driver_inventory_list_pool_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    nodedock_driver_inventory_pool_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_inventory_pool_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_inventory_inventory_free(nodedock_driver_inventory_inventory_t *ptr) {
+  nodedock_driver_inventory_list_pool_free(&ptr->pools);
+}
+
+void nodedock_driver_claims_key_value_free(nodedock_driver_claims_key_value_t *ptr) {
+  nodedock_driver_common_key_value_free(ptr);
+}
+
+void nodedock_driver_claims_problem_free(nodedock_driver_claims_problem_t *ptr) {
+  nodedock_driver_common_problem_free(ptr);
+}
+
+void nodedock_driver_claims_counter_free(nodedock_driver_claims_counter_t *ptr) {
+  nodedock_driver_inventory_counter_free(ptr);
+}
+
+void nodedock_driver_claims_container_edits_free(nodedock_driver_claims_container_edits_t *ptr) {
+  nodedock_driver_container_edits_container_edits_free(ptr);
+}
+
+void nodedock_driver_claims_claim_ref_free(nodedock_driver_claims_claim_ref_t *ptr) {
+  driver_string_free(&ptr->namespace_);
+  driver_string_free(&ptr->name);
+  driver_string_free(&ptr->uid);
+}
+
+void nodedock_driver_claims_list_counter_free(nodedock_driver_claims_list_counter_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    nodedock_driver_claims_counter_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_claims_counter_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_claims_allocated_device_free(nodedock_driver_claims_allocated_device_t *ptr) {
+  driver_string_free(&ptr->request);
+  driver_string_free(&ptr->pool);
+  driver_string_free(&ptr->device);
+  driver_option_string_free(&ptr->share_id);
+  nodedock_driver_claims_list_counter_free(&ptr->consumed);
+}
+
+void nodedock_driver_claims_opaque_parameters_free(nodedock_driver_claims_opaque_parameters_t *ptr) {
+  driver_list_string_free(&ptr->requests);
+  driver_string_free(&ptr->parameters);
+}
+
+void nodedock_driver_claims_consumer_free(nodedock_driver_claims_consumer_t *ptr) {
+  driver_string_free(&ptr->api_group);
+  driver_string_free(&ptr->resource);
+  driver_string_free(&ptr->namespace_);
+  driver_string_free(&ptr->name);
+  driver_string_free(&ptr->uid);
+}
+
+void nodedock_driver_claims_list_allocated_device_free(nodedock_driver_claims_list_allocated_device_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    nodedock_driver_claims_allocated_device_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_claims_allocated_device_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_claims_list_opaque_parameters_free(nodedock_driver_claims_list_opaque_parameters_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    nodedock_driver_claims_opaque_parameters_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_claims_opaque_parameters_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_claims_list_consumer_free(nodedock_driver_claims_list_consumer_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    nodedock_driver_claims_consumer_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_claims_consumer_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_claims_list_key_value_free(nodedock_driver_claims_list_key_value_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    nodedock_driver_claims_key_value_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_claims_key_value_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_claims_claim_free(nodedock_driver_claims_claim_t *ptr) {
+  nodedock_driver_claims_claim_ref_free(&ptr->id);
+  nodedock_driver_claims_list_allocated_device_free(&ptr->devices);
+  nodedock_driver_claims_list_opaque_parameters_free(&ptr->parameters);
+  nodedock_driver_claims_list_consumer_free(&ptr->reserved_for);
+  nodedock_driver_claims_list_key_value_free(&ptr->annotations);
+  driver_list_u8_free(&ptr->progress);
+}
+
+void nodedock_driver_claims_condition_free(nodedock_driver_claims_condition_t *ptr) {
+  driver_string_free(&ptr->kind);
+  driver_string_free(&ptr->reason);
+  driver_string_free(&ptr->message);
+}
+
+void nodedock_driver_claims_network_data_free(nodedock_driver_claims_network_data_t *ptr) {
+  driver_string_free(&ptr->interface_name);
+  driver_list_string_free(&ptr->ips);
+  driver_string_free(&ptr->hardware_address);
+}
+
+void nodedock_driver_claims_list_condition_free(nodedock_driver_claims_list_condition_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    nodedock_driver_claims_condition_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_claims_condition_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_claims_option_network_data_free(nodedock_driver_claims_option_network_data_t *ptr) {
+  if (ptr->is_some) {
+    nodedock_driver_claims_network_data_free(&ptr->val);
+  }
+}
+
+void nodedock_driver_claims_device_status_free(nodedock_driver_claims_device_status_t *ptr) {
+  nodedock_driver_claims_list_condition_free(&ptr->conditions);
+  driver_option_string_free(&ptr->data);
+  nodedock_driver_claims_option_network_data_free(&ptr->network);
+}
+
+void nodedock_driver_claims_option_device_status_free(nodedock_driver_claims_option_device_status_t *ptr) {
+  if (ptr->is_some) {
+    nodedock_driver_claims_device_status_free(&ptr->val);
+  }
+}
+
+void nodedock_driver_claims_prepared_device_free(nodedock_driver_claims_prepared_device_t *ptr) {
+  driver_list_string_free(&ptr->requests);
+  driver_string_free(&ptr->pool);
+  driver_string_free(&ptr->device);
+  driver_option_string_free(&ptr->share_id);
+  nodedock_driver_claims_container_edits_free(&ptr->edits);
+  nodedock_driver_claims_option_device_status_free(&ptr->status);
+}
+
+void nodedock_driver_claims_list_prepared_device_free(nodedock_driver_claims_list_prepared_device_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    nodedock_driver_claims_prepared_device_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_claims_prepared_device_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_claims_prepared_claim_free(nodedock_driver_claims_prepared_claim_t *ptr) {
+  nodedock_driver_claims_list_prepared_device_free(&ptr->devices);
+  nodedock_driver_claims_container_edits_free(&ptr->edits);
+  nodedock_driver_claims_list_key_value_free(&ptr->annotations);
+  driver_list_u8_free(&ptr->memo);
+}
+
+void nodedock_driver_claims_result_prepared_claim_problem_free(nodedock_driver_claims_result_prepared_claim_problem_t *ptr) {
+  if (!ptr->is_err) {
+    nodedock_driver_claims_prepared_claim_free(&ptr->val.ok);
+  } else {
+    nodedock_driver_claims_problem_free(&ptr->val.err);
+  }
+}
+
+void nodedock_driver_claims_prepare_outcome_free(nodedock_driver_claims_prepare_outcome_t *ptr) {
+  driver_string_free(&ptr->uid);
+  nodedock_driver_claims_result_prepared_claim_problem_free(&ptr->outcome);
+}
+
+void nodedock_driver_claims_result_void_problem_free(nodedock_driver_claims_result_void_problem_t *ptr) {
+  if (!ptr->is_err) {
+  } else {
+    nodedock_driver_claims_problem_free(&ptr->val.err);
+  }
+}
+
+void nodedock_driver_claims_unprepare_outcome_free(nodedock_driver_claims_unprepare_outcome_t *ptr) {
+  driver_string_free(&ptr->uid);
+  nodedock_driver_claims_result_void_problem_free(&ptr->outcome);
+}
+
+void nodedock_driver_claims_claim_record_free(nodedock_driver_claims_claim_record_t *ptr) {
+  nodedock_driver_claims_claim_free(&ptr->claim);
+  driver_list_u8_free(&ptr->memo);
+  driver_string_free(&ptr->driver_version);
+  driver_string_free(&ptr->boot_id);
+}
+
+void nodedock_driver_prepared_claims_claim_record_free(nodedock_driver_prepared_claims_claim_record_t *ptr) {
+  nodedock_driver_claims_claim_record_free(ptr);
+}
+
+void nodedock_driver_prepared_claims_list_claim_record_free(nodedock_driver_prepared_claims_list_claim_record_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    nodedock_driver_prepared_claims_claim_record_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_prepared_claims_claim_record_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void nodedock_driver_prepared_claims_page_free(nodedock_driver_prepared_claims_page_t *ptr) {
+  nodedock_driver_prepared_claims_list_claim_record_free(&ptr->claims);
+  driver_option_string_free(&ptr->next);
+}
+
+void nodedock_driver_prepared_claims_option_claim_record_free(nodedock_driver_prepared_claims_option_claim_record_t *ptr) {
+  if (ptr->is_some) {
+    nodedock_driver_prepared_claims_claim_record_free(&ptr->val);
+  }
+}
+
+void nodedock_driver_progress_problem_free(nodedock_driver_progress_problem_t *ptr) {
+  nodedock_driver_common_problem_free(ptr);
+}
+
+void nodedock_driver_progress_result_void_problem_free(nodedock_driver_progress_result_void_problem_t *ptr) {
+  if (!ptr->is_err) {
+  } else {
+    nodedock_driver_progress_problem_free(&ptr->val.err);
+  }
+}
+
+void exports_nodedock_driver_identity_key_value_free(exports_nodedock_driver_identity_key_value_t *ptr) {
+  nodedock_driver_common_key_value_free(ptr);
+}
+
+void exports_nodedock_driver_identity_write_request_free(exports_nodedock_driver_identity_write_request_t *ptr) {
   driver_string_free(&ptr->glob);
   driver_string_free(&ptr->pattern);
 }
 
-void exports_nodedock_driver_identity_list_value_grant_free(exports_nodedock_driver_identity_list_value_grant_t *ptr) {
+void exports_nodedock_driver_identity_bind_request_free(exports_nodedock_driver_identity_bind_request_t *ptr) {
+  driver_string_free(&ptr->functions);
+  driver_string_free(&ptr->drivers);
+}
+
+void exports_nodedock_driver_identity_list_write_request_free(exports_nodedock_driver_identity_list_write_request_t *ptr) {
   size_t list_len = ptr->len;
   if (list_len > 0) {
-    exports_nodedock_driver_identity_value_grant_t *list_ptr = ptr->ptr;
+    exports_nodedock_driver_identity_write_request_t *list_ptr = ptr->ptr;
     for (size_t i = 0; i < list_len; i++) {
-      exports_nodedock_driver_identity_value_grant_free(&list_ptr[i]);
+      exports_nodedock_driver_identity_write_request_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
+void exports_nodedock_driver_identity_list_bind_request_free(exports_nodedock_driver_identity_list_bind_request_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    exports_nodedock_driver_identity_bind_request_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      exports_nodedock_driver_identity_bind_request_free(&list_ptr[i]);
     }
     free(list_ptr);
   }
@@ -1821,7 +2072,9 @@ void exports_nodedock_driver_identity_list_value_grant_free(exports_nodedock_dri
 
 void exports_nodedock_driver_identity_capabilities_free(exports_nodedock_driver_identity_capabilities_t *ptr) {
   driver_list_string_free(&ptr->sysfs_read);
-  exports_nodedock_driver_identity_list_value_grant_free(&ptr->sysfs_write);
+  exports_nodedock_driver_identity_list_write_request_free(&ptr->sysfs_write);
+  driver_list_string_free(&ptr->host_files);
+  exports_nodedock_driver_identity_list_bind_request_free(&ptr->pci_driver);
   driver_list_string_free(&ptr->device_nodes);
   driver_list_string_free(&ptr->mounts);
   driver_list_string_free(&ptr->hooks);
@@ -1833,14 +2086,15 @@ void exports_nodedock_driver_identity_limits_free(exports_nodedock_driver_identi
   driver_option_u32_free(&ptr->memory_mib);
   driver_option_u32_free(&ptr->wall_ms);
   driver_option_u32_free(&ptr->cpu_ms);
+  driver_option_u32_free(&ptr->concurrent_calls);
 }
 
-void exports_nodedock_driver_identity_list_label_free(exports_nodedock_driver_identity_list_label_t *ptr) {
+void exports_nodedock_driver_identity_list_key_value_free(exports_nodedock_driver_identity_list_key_value_t *ptr) {
   size_t list_len = ptr->len;
   if (list_len > 0) {
-    exports_nodedock_driver_identity_label_t *list_ptr = ptr->ptr;
+    exports_nodedock_driver_identity_key_value_t *list_ptr = ptr->ptr;
     for (size_t i = 0; i < list_len; i++) {
-      exports_nodedock_driver_identity_label_free(&list_ptr[i]);
+      exports_nodedock_driver_identity_key_value_free(&list_ptr[i]);
     }
     free(list_ptr);
   }
@@ -1854,19 +2108,19 @@ void exports_nodedock_driver_identity_driver_info_free(exports_nodedock_driver_i
   exports_nodedock_driver_identity_limits_free(&ptr->limits);
   driver_list_string_free(&ptr->event_subsystems);
   driver_option_u32_free(&ptr->discovery_period_seconds);
-  exports_nodedock_driver_identity_list_label_free(&ptr->annotations);
+  exports_nodedock_driver_identity_list_key_value_free(&ptr->annotations);
 }
 
 void exports_nodedock_driver_discovery_context_free(exports_nodedock_driver_discovery_context_t *ptr) {
-  nodedock_driver_types_context_free(ptr);
-}
-
-void exports_nodedock_driver_discovery_inventory_free(exports_nodedock_driver_discovery_inventory_t *ptr) {
-  nodedock_driver_types_inventory_free(ptr);
+  nodedock_driver_common_context_free(ptr);
 }
 
 void exports_nodedock_driver_discovery_problem_free(exports_nodedock_driver_discovery_problem_t *ptr) {
-  nodedock_driver_types_problem_free(ptr);
+  nodedock_driver_common_problem_free(ptr);
+}
+
+void exports_nodedock_driver_discovery_inventory_free(exports_nodedock_driver_discovery_inventory_t *ptr) {
+  nodedock_driver_inventory_inventory_free(ptr);
 }
 
 void exports_nodedock_driver_discovery_trigger_free(exports_nodedock_driver_discovery_trigger_t *ptr) {
@@ -1887,23 +2141,23 @@ void exports_nodedock_driver_discovery_result_inventory_problem_free(exports_nod
 }
 
 void exports_nodedock_driver_preparation_context_free(exports_nodedock_driver_preparation_context_t *ptr) {
-  nodedock_driver_types_context_free(ptr);
+  nodedock_driver_common_context_free(ptr);
 }
 
 void exports_nodedock_driver_preparation_claim_free(exports_nodedock_driver_preparation_claim_t *ptr) {
-  nodedock_driver_types_claim_free(ptr);
+  nodedock_driver_claims_claim_free(ptr);
 }
 
-void exports_nodedock_driver_preparation_live_claim_free(exports_nodedock_driver_preparation_live_claim_t *ptr) {
-  nodedock_driver_types_live_claim_free(ptr);
+void exports_nodedock_driver_preparation_claim_record_free(exports_nodedock_driver_preparation_claim_record_t *ptr) {
+  nodedock_driver_claims_claim_record_free(ptr);
 }
 
 void exports_nodedock_driver_preparation_prepare_outcome_free(exports_nodedock_driver_preparation_prepare_outcome_t *ptr) {
-  nodedock_driver_types_prepare_outcome_free(ptr);
+  nodedock_driver_claims_prepare_outcome_free(ptr);
 }
 
 void exports_nodedock_driver_preparation_unprepare_outcome_free(exports_nodedock_driver_preparation_unprepare_outcome_t *ptr) {
-  nodedock_driver_types_unprepare_outcome_free(ptr);
+  nodedock_driver_claims_unprepare_outcome_free(ptr);
 }
 
 void exports_nodedock_driver_preparation_list_claim_free(exports_nodedock_driver_preparation_list_claim_t *ptr) {
@@ -1928,12 +2182,12 @@ void exports_nodedock_driver_preparation_list_prepare_outcome_free(exports_noded
   }
 }
 
-void exports_nodedock_driver_preparation_list_live_claim_free(exports_nodedock_driver_preparation_list_live_claim_t *ptr) {
+void exports_nodedock_driver_preparation_list_claim_record_free(exports_nodedock_driver_preparation_list_claim_record_t *ptr) {
   size_t list_len = ptr->len;
   if (list_len > 0) {
-    exports_nodedock_driver_preparation_live_claim_t *list_ptr = ptr->ptr;
+    exports_nodedock_driver_preparation_claim_record_t *list_ptr = ptr->ptr;
     for (size_t i = 0; i < list_len; i++) {
-      exports_nodedock_driver_preparation_live_claim_free(&list_ptr[i]);
+      exports_nodedock_driver_preparation_claim_record_free(&list_ptr[i]);
     }
     free(list_ptr);
   }
@@ -1977,7 +2231,7 @@ void driver_string_free(driver_string_t *ret) {
 
 // Component Adapters
 
-void nodedock_driver_log_write(nodedock_driver_log_level_t level, driver_string_t *message, nodedock_driver_log_list_label_t *fields) {
+void nodedock_driver_log_write(nodedock_driver_log_level_t level, driver_string_t *message, nodedock_driver_log_list_key_value_t *fields) {
   __wasm_import_nodedock_driver_log_write((int32_t) level, (uint8_t *) (*message).ptr, (*message).len, (uint8_t *) (*fields).ptr, (*fields).len);
 }
 
@@ -2008,12 +2262,12 @@ bool nodedock_driver_sysfs_read(driver_string_t *path, driver_string_t *ret, nod
         }
       }
 
-      result.val.err = (nodedock_driver_types_problem_t) {
-        (nodedock_driver_types_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
+      result.val.err = (nodedock_driver_common_problem_t) {
+        (nodedock_driver_common_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
         (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (2*sizeof(void*))))), (*((size_t*) (ptr + (3*sizeof(void*))))) },
         (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (4*sizeof(void*))))), (*((size_t*) (ptr + (5*sizeof(void*))))) },
         (driver_option_u32_t) option,
-        (nodedock_driver_types_list_label_t) (nodedock_driver_types_list_label_t) { (nodedock_driver_types_label_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
+        (nodedock_driver_common_list_key_value_t) (nodedock_driver_common_list_key_value_t) { (nodedock_driver_common_key_value_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
       };
       break;
     }
@@ -2054,12 +2308,12 @@ bool nodedock_driver_sysfs_read_bytes(driver_string_t *path, driver_list_u8_t *r
         }
       }
 
-      result.val.err = (nodedock_driver_types_problem_t) {
-        (nodedock_driver_types_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
+      result.val.err = (nodedock_driver_common_problem_t) {
+        (nodedock_driver_common_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
         (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (2*sizeof(void*))))), (*((size_t*) (ptr + (3*sizeof(void*))))) },
         (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (4*sizeof(void*))))), (*((size_t*) (ptr + (5*sizeof(void*))))) },
         (driver_option_u32_t) option,
-        (nodedock_driver_types_list_label_t) (nodedock_driver_types_list_label_t) { (nodedock_driver_types_label_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
+        (nodedock_driver_common_list_key_value_t) (nodedock_driver_common_list_key_value_t) { (nodedock_driver_common_key_value_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
       };
       break;
     }
@@ -2100,12 +2354,12 @@ bool nodedock_driver_sysfs_read_dir(driver_string_t *path, driver_list_string_t 
         }
       }
 
-      result.val.err = (nodedock_driver_types_problem_t) {
-        (nodedock_driver_types_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
+      result.val.err = (nodedock_driver_common_problem_t) {
+        (nodedock_driver_common_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
         (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (2*sizeof(void*))))), (*((size_t*) (ptr + (3*sizeof(void*))))) },
         (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (4*sizeof(void*))))), (*((size_t*) (ptr + (5*sizeof(void*))))) },
         (driver_option_u32_t) option,
-        (nodedock_driver_types_list_label_t) (nodedock_driver_types_list_label_t) { (nodedock_driver_types_label_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
+        (nodedock_driver_common_list_key_value_t) (nodedock_driver_common_list_key_value_t) { (nodedock_driver_common_key_value_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
       };
       break;
     }
@@ -2146,12 +2400,12 @@ bool nodedock_driver_sysfs_read_link(driver_string_t *path, driver_string_t *ret
         }
       }
 
-      result.val.err = (nodedock_driver_types_problem_t) {
-        (nodedock_driver_types_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
+      result.val.err = (nodedock_driver_common_problem_t) {
+        (nodedock_driver_common_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
         (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (2*sizeof(void*))))), (*((size_t*) (ptr + (3*sizeof(void*))))) },
         (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (4*sizeof(void*))))), (*((size_t*) (ptr + (5*sizeof(void*))))) },
         (driver_option_u32_t) option,
-        (nodedock_driver_types_list_label_t) (nodedock_driver_types_list_label_t) { (nodedock_driver_types_label_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
+        (nodedock_driver_common_list_key_value_t) (nodedock_driver_common_list_key_value_t) { (nodedock_driver_common_key_value_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
       };
       break;
     }
@@ -2192,12 +2446,12 @@ bool nodedock_driver_sysfs_glob(driver_string_t *pattern, driver_list_string_t *
         }
       }
 
-      result.val.err = (nodedock_driver_types_problem_t) {
-        (nodedock_driver_types_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
+      result.val.err = (nodedock_driver_common_problem_t) {
+        (nodedock_driver_common_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
         (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (2*sizeof(void*))))), (*((size_t*) (ptr + (3*sizeof(void*))))) },
         (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (4*sizeof(void*))))), (*((size_t*) (ptr + (5*sizeof(void*))))) },
         (driver_option_u32_t) option,
-        (nodedock_driver_types_list_label_t) (nodedock_driver_types_list_label_t) { (nodedock_driver_types_label_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
+        (nodedock_driver_common_list_key_value_t) (nodedock_driver_common_list_key_value_t) { (nodedock_driver_common_key_value_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
       };
       break;
     }
@@ -2237,17 +2491,252 @@ bool nodedock_driver_sysfs_write_write(driver_string_t *path, driver_string_t *v
         }
       }
 
-      result.val.err = (nodedock_driver_types_problem_t) {
-        (nodedock_driver_types_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
+      result.val.err = (nodedock_driver_common_problem_t) {
+        (nodedock_driver_common_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
         (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (2*sizeof(void*))))), (*((size_t*) (ptr + (3*sizeof(void*))))) },
         (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (4*sizeof(void*))))), (*((size_t*) (ptr + (5*sizeof(void*))))) },
         (driver_option_u32_t) option,
-        (nodedock_driver_types_list_label_t) (nodedock_driver_types_list_label_t) { (nodedock_driver_types_label_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
+        (nodedock_driver_common_list_key_value_t) (nodedock_driver_common_list_key_value_t) { (nodedock_driver_common_key_value_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
       };
       break;
     }
   }
   if (!result.is_err) {
+    return 1;
+  } else {
+    *err = result.val.err;
+    return 0;
+  }
+}
+
+bool nodedock_driver_host_files_read(driver_string_t *path, driver_string_t *ret, nodedock_driver_host_files_problem_t *err) {
+  __attribute__((__aligned__(sizeof(void*))))
+  uint8_t ret_area[(8+8*sizeof(void*))];
+  uint8_t *ptr = (uint8_t *) &ret_area;
+  __wasm_import_nodedock_driver_host_files_read((uint8_t *) (*path).ptr, (*path).len, ptr);
+  nodedock_driver_host_files_result_string_problem_t result;
+  switch ((int32_t) *((uint8_t*) (ptr + 0))) {
+    case 0: {
+      result.is_err = false;
+      result.val.ok = (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + sizeof(void*)))), (*((size_t*) (ptr + (2*sizeof(void*))))) };
+      break;
+    }
+    case 1: {
+      result.is_err = true;
+      driver_option_u32_t option;
+      switch ((int32_t) *((uint8_t*) (ptr + (6*sizeof(void*))))) {
+        case 0: {
+          option.is_some = false;
+          break;
+        }
+        case 1: {
+          option.is_some = true;
+          option.val = (uint32_t) (*((int32_t*) (ptr + (4+6*sizeof(void*)))));
+          break;
+        }
+      }
+
+      result.val.err = (nodedock_driver_common_problem_t) {
+        (nodedock_driver_common_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (2*sizeof(void*))))), (*((size_t*) (ptr + (3*sizeof(void*))))) },
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (4*sizeof(void*))))), (*((size_t*) (ptr + (5*sizeof(void*))))) },
+        (driver_option_u32_t) option,
+        (nodedock_driver_common_list_key_value_t) (nodedock_driver_common_list_key_value_t) { (nodedock_driver_common_key_value_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
+      };
+      break;
+    }
+  }
+  if (!result.is_err) {
+    *ret = result.val.ok;
+    return 1;
+  } else {
+    *err = result.val.err;
+    return 0;
+  }
+}
+
+bool nodedock_driver_host_files_stat(driver_string_t *path, nodedock_driver_host_files_file_info_t *ret, nodedock_driver_host_files_problem_t *err) {
+  __attribute__((__aligned__(8)))
+  uint8_t ret_area[(24+6*sizeof(void*))];
+  uint8_t *ptr = (uint8_t *) &ret_area;
+  __wasm_import_nodedock_driver_host_files_stat((uint8_t *) (*path).ptr, (*path).len, ptr);
+  nodedock_driver_host_files_result_file_info_problem_t result;
+  switch ((int32_t) *((uint8_t*) (ptr + 0))) {
+    case 0: {
+      result.is_err = false;
+      result.val.ok = (nodedock_driver_host_files_file_info_t) {
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + 8))), (*((size_t*) (ptr + (8+1*sizeof(void*))))) },
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (8+2*sizeof(void*))))), (*((size_t*) (ptr + (8+3*sizeof(void*))))) },
+        (nodedock_driver_host_files_file_kind_t) (int32_t) *((uint8_t*) (ptr + (8+4*sizeof(void*)))),
+        (uint64_t) (uint64_t) (*((int64_t*) (ptr + (16+4*sizeof(void*))))),
+      };
+      break;
+    }
+    case 1: {
+      result.is_err = true;
+      driver_option_u32_t option;
+      switch ((int32_t) *((uint8_t*) (ptr + (8+5*sizeof(void*))))) {
+        case 0: {
+          option.is_some = false;
+          break;
+        }
+        case 1: {
+          option.is_some = true;
+          option.val = (uint32_t) (*((int32_t*) (ptr + (12+5*sizeof(void*)))));
+          break;
+        }
+      }
+
+      result.val.err = (nodedock_driver_common_problem_t) {
+        (nodedock_driver_common_problem_kind_t) (int32_t) *((uint8_t*) (ptr + 8)),
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (8+1*sizeof(void*))))), (*((size_t*) (ptr + (8+2*sizeof(void*))))) },
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (8+3*sizeof(void*))))), (*((size_t*) (ptr + (8+4*sizeof(void*))))) },
+        (driver_option_u32_t) option,
+        (nodedock_driver_common_list_key_value_t) (nodedock_driver_common_list_key_value_t) { (nodedock_driver_common_key_value_t*)(*((uint8_t **) (ptr + (16+5*sizeof(void*))))), (*((size_t*) (ptr + (16+6*sizeof(void*))))) },
+      };
+      break;
+    }
+  }
+  if (!result.is_err) {
+    *ret = result.val.ok;
+    return 1;
+  } else {
+    *err = result.val.err;
+    return 0;
+  }
+}
+
+bool nodedock_driver_host_files_glob(driver_string_t *pattern, nodedock_driver_host_files_list_file_info_t *ret, nodedock_driver_host_files_problem_t *err) {
+  __attribute__((__aligned__(sizeof(void*))))
+  uint8_t ret_area[(8+8*sizeof(void*))];
+  uint8_t *ptr = (uint8_t *) &ret_area;
+  __wasm_import_nodedock_driver_host_files_glob((uint8_t *) (*pattern).ptr, (*pattern).len, ptr);
+  nodedock_driver_host_files_result_list_file_info_problem_t result;
+  switch ((int32_t) *((uint8_t*) (ptr + 0))) {
+    case 0: {
+      result.is_err = false;
+      result.val.ok = (nodedock_driver_host_files_list_file_info_t) { (nodedock_driver_host_files_file_info_t*)(*((uint8_t **) (ptr + sizeof(void*)))), (*((size_t*) (ptr + (2*sizeof(void*))))) };
+      break;
+    }
+    case 1: {
+      result.is_err = true;
+      driver_option_u32_t option;
+      switch ((int32_t) *((uint8_t*) (ptr + (6*sizeof(void*))))) {
+        case 0: {
+          option.is_some = false;
+          break;
+        }
+        case 1: {
+          option.is_some = true;
+          option.val = (uint32_t) (*((int32_t*) (ptr + (4+6*sizeof(void*)))));
+          break;
+        }
+      }
+
+      result.val.err = (nodedock_driver_common_problem_t) {
+        (nodedock_driver_common_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (2*sizeof(void*))))), (*((size_t*) (ptr + (3*sizeof(void*))))) },
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (4*sizeof(void*))))), (*((size_t*) (ptr + (5*sizeof(void*))))) },
+        (driver_option_u32_t) option,
+        (nodedock_driver_common_list_key_value_t) (nodedock_driver_common_list_key_value_t) { (nodedock_driver_common_key_value_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
+      };
+      break;
+    }
+  }
+  if (!result.is_err) {
+    *ret = result.val.ok;
+    return 1;
+  } else {
+    *err = result.val.err;
+    return 0;
+  }
+}
+
+bool nodedock_driver_pci_driver_bind(driver_string_t *address, driver_string_t *driver, driver_list_string_t *ret, nodedock_driver_pci_driver_problem_t *err) {
+  __attribute__((__aligned__(sizeof(void*))))
+  uint8_t ret_area[(8+8*sizeof(void*))];
+  uint8_t *ptr = (uint8_t *) &ret_area;
+  __wasm_import_nodedock_driver_pci_driver_bind((uint8_t *) (*address).ptr, (*address).len, (uint8_t *) (*driver).ptr, (*driver).len, ptr);
+  nodedock_driver_pci_driver_result_list_string_problem_t result;
+  switch ((int32_t) *((uint8_t*) (ptr + 0))) {
+    case 0: {
+      result.is_err = false;
+      result.val.ok = (driver_list_string_t) { (driver_string_t*)(*((uint8_t **) (ptr + sizeof(void*)))), (*((size_t*) (ptr + (2*sizeof(void*))))) };
+      break;
+    }
+    case 1: {
+      result.is_err = true;
+      driver_option_u32_t option;
+      switch ((int32_t) *((uint8_t*) (ptr + (6*sizeof(void*))))) {
+        case 0: {
+          option.is_some = false;
+          break;
+        }
+        case 1: {
+          option.is_some = true;
+          option.val = (uint32_t) (*((int32_t*) (ptr + (4+6*sizeof(void*)))));
+          break;
+        }
+      }
+
+      result.val.err = (nodedock_driver_common_problem_t) {
+        (nodedock_driver_common_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (2*sizeof(void*))))), (*((size_t*) (ptr + (3*sizeof(void*))))) },
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (4*sizeof(void*))))), (*((size_t*) (ptr + (5*sizeof(void*))))) },
+        (driver_option_u32_t) option,
+        (nodedock_driver_common_list_key_value_t) (nodedock_driver_common_list_key_value_t) { (nodedock_driver_common_key_value_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
+      };
+      break;
+    }
+  }
+  if (!result.is_err) {
+    *ret = result.val.ok;
+    return 1;
+  } else {
+    *err = result.val.err;
+    return 0;
+  }
+}
+
+bool nodedock_driver_pci_driver_restore(driver_string_t *address, driver_list_string_t *ret, nodedock_driver_pci_driver_problem_t *err) {
+  __attribute__((__aligned__(sizeof(void*))))
+  uint8_t ret_area[(8+8*sizeof(void*))];
+  uint8_t *ptr = (uint8_t *) &ret_area;
+  __wasm_import_nodedock_driver_pci_driver_restore((uint8_t *) (*address).ptr, (*address).len, ptr);
+  nodedock_driver_pci_driver_result_list_string_problem_t result;
+  switch ((int32_t) *((uint8_t*) (ptr + 0))) {
+    case 0: {
+      result.is_err = false;
+      result.val.ok = (driver_list_string_t) { (driver_string_t*)(*((uint8_t **) (ptr + sizeof(void*)))), (*((size_t*) (ptr + (2*sizeof(void*))))) };
+      break;
+    }
+    case 1: {
+      result.is_err = true;
+      driver_option_u32_t option;
+      switch ((int32_t) *((uint8_t*) (ptr + (6*sizeof(void*))))) {
+        case 0: {
+          option.is_some = false;
+          break;
+        }
+        case 1: {
+          option.is_some = true;
+          option.val = (uint32_t) (*((int32_t*) (ptr + (4+6*sizeof(void*)))));
+          break;
+        }
+      }
+
+      result.val.err = (nodedock_driver_common_problem_t) {
+        (nodedock_driver_common_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (2*sizeof(void*))))), (*((size_t*) (ptr + (3*sizeof(void*))))) },
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (4*sizeof(void*))))), (*((size_t*) (ptr + (5*sizeof(void*))))) },
+        (driver_option_u32_t) option,
+        (nodedock_driver_common_list_key_value_t) (nodedock_driver_common_list_key_value_t) { (nodedock_driver_common_key_value_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
+      };
+      break;
+    }
+  }
+  if (!result.is_err) {
+    *ret = result.val.ok;
     return 1;
   } else {
     *err = result.val.err;
@@ -2282,12 +2771,12 @@ bool nodedock_driver_device_nodes_glob(driver_string_t *pattern, nodedock_driver
         }
       }
 
-      result.val.err = (nodedock_driver_types_problem_t) {
-        (nodedock_driver_types_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
+      result.val.err = (nodedock_driver_common_problem_t) {
+        (nodedock_driver_common_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
         (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (2*sizeof(void*))))), (*((size_t*) (ptr + (3*sizeof(void*))))) },
         (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (4*sizeof(void*))))), (*((size_t*) (ptr + (5*sizeof(void*))))) },
         (driver_option_u32_t) option0,
-        (nodedock_driver_types_list_label_t) (nodedock_driver_types_list_label_t) { (nodedock_driver_types_label_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
+        (nodedock_driver_common_list_key_value_t) (nodedock_driver_common_list_key_value_t) { (nodedock_driver_common_key_value_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
       };
       break;
     }
@@ -2350,12 +2839,12 @@ bool nodedock_driver_device_nodes_stat(driver_string_t *path, nodedock_driver_de
         }
       }
 
-      result.val.err = (nodedock_driver_types_problem_t) {
-        (nodedock_driver_types_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
+      result.val.err = (nodedock_driver_common_problem_t) {
+        (nodedock_driver_common_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
         (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (2*sizeof(void*))))), (*((size_t*) (ptr + (3*sizeof(void*))))) },
         (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (4*sizeof(void*))))), (*((size_t*) (ptr + (5*sizeof(void*))))) },
         (driver_option_u32_t) option0,
-        (nodedock_driver_types_list_label_t) (nodedock_driver_types_list_label_t) { (nodedock_driver_types_label_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
+        (nodedock_driver_common_list_key_value_t) (nodedock_driver_common_list_key_value_t) { (nodedock_driver_common_key_value_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
       };
       break;
     }
@@ -2369,20 +2858,205 @@ bool nodedock_driver_device_nodes_stat(driver_string_t *path, nodedock_driver_de
   }
 }
 
-void nodedock_driver_ledger_claims(nodedock_driver_ledger_list_live_claim_t *ret) {
+bool nodedock_driver_net_interfaces_all(nodedock_driver_net_interfaces_list_net_interface_t *ret, nodedock_driver_net_interfaces_problem_t *err) {
   __attribute__((__aligned__(sizeof(void*))))
-  uint8_t ret_area[(2*sizeof(void*))];
+  uint8_t ret_area[(8+8*sizeof(void*))];
   uint8_t *ptr = (uint8_t *) &ret_area;
-  __wasm_import_nodedock_driver_ledger_claims(ptr);
-  *ret = (nodedock_driver_ledger_list_live_claim_t) { (nodedock_driver_ledger_live_claim_t*)(*((uint8_t **) (ptr + 0))), (*((size_t*) (ptr + sizeof(void*)))) };
+  __wasm_import_nodedock_driver_net_interfaces_all(ptr);
+  nodedock_driver_net_interfaces_result_list_net_interface_problem_t result;
+  switch ((int32_t) *((uint8_t*) (ptr + 0))) {
+    case 0: {
+      result.is_err = false;
+      result.val.ok = (nodedock_driver_net_interfaces_list_net_interface_t) { (nodedock_driver_net_interfaces_net_interface_t*)(*((uint8_t **) (ptr + sizeof(void*)))), (*((size_t*) (ptr + (2*sizeof(void*))))) };
+      break;
+    }
+    case 1: {
+      result.is_err = true;
+      driver_option_u32_t option0;
+      switch ((int32_t) *((uint8_t*) (ptr + (6*sizeof(void*))))) {
+        case 0: {
+          option0.is_some = false;
+          break;
+        }
+        case 1: {
+          option0.is_some = true;
+          option0.val = (uint32_t) (*((int32_t*) (ptr + (4+6*sizeof(void*)))));
+          break;
+        }
+      }
+
+      result.val.err = (nodedock_driver_common_problem_t) {
+        (nodedock_driver_common_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (2*sizeof(void*))))), (*((size_t*) (ptr + (3*sizeof(void*))))) },
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (4*sizeof(void*))))), (*((size_t*) (ptr + (5*sizeof(void*))))) },
+        (driver_option_u32_t) option0,
+        (nodedock_driver_common_list_key_value_t) (nodedock_driver_common_list_key_value_t) { (nodedock_driver_common_key_value_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
+      };
+      break;
+    }
+  }
+  if (!result.is_err) {
+    *ret = result.val.ok;
+    return 1;
+  } else {
+    *err = result.val.err;
+    return 0;
+  }
 }
 
-bool nodedock_driver_ledger_get(driver_string_t *uid, nodedock_driver_ledger_live_claim_t *ret) {
+bool nodedock_driver_net_interfaces_get(driver_string_t *name, nodedock_driver_net_interfaces_net_interface_t *ret, nodedock_driver_net_interfaces_problem_t *err) {
   __attribute__((__aligned__(sizeof(void*))))
-  uint8_t ret_area[(19*sizeof(void*))];
+  uint8_t ret_area[(8+9*sizeof(void*))];
   uint8_t *ptr = (uint8_t *) &ret_area;
-  __wasm_import_nodedock_driver_ledger_get((uint8_t *) (*uid).ptr, (*uid).len, ptr);
-  nodedock_driver_ledger_option_live_claim_t option0;
+  __wasm_import_nodedock_driver_net_interfaces_get((uint8_t *) (*name).ptr, (*name).len, ptr);
+  nodedock_driver_net_interfaces_result_net_interface_problem_t result;
+  switch ((int32_t) *((uint8_t*) (ptr + 0))) {
+    case 0: {
+      result.is_err = false;
+      driver_option_string_t option;
+      switch ((int32_t) *((uint8_t*) (ptr + (8+6*sizeof(void*))))) {
+        case 0: {
+          option.is_some = false;
+          break;
+        }
+        case 1: {
+          option.is_some = true;
+          option.val = (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (8+7*sizeof(void*))))), (*((size_t*) (ptr + (8+8*sizeof(void*))))) };
+          break;
+        }
+      }
+
+      result.val.ok = (nodedock_driver_net_interfaces_net_interface_t) {
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + sizeof(void*)))), (*((size_t*) (ptr + (2*sizeof(void*))))) },
+        (uint32_t) (uint32_t) (*((int32_t*) (ptr + (3*sizeof(void*))))),
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (4*sizeof(void*))))), (*((size_t*) (ptr + (5*sizeof(void*))))) },
+        (uint32_t) (uint32_t) (*((int32_t*) (ptr + (6*sizeof(void*))))),
+        (bool) (int32_t) *((uint8_t*) (ptr + (4+6*sizeof(void*)))),
+        (nodedock_driver_net_interfaces_operational_state_t) (int32_t) *((uint8_t*) (ptr + (5+6*sizeof(void*)))),
+        (driver_option_string_t) option,
+      };
+      break;
+    }
+    case 1: {
+      result.is_err = true;
+      driver_option_u32_t option0;
+      switch ((int32_t) *((uint8_t*) (ptr + (6*sizeof(void*))))) {
+        case 0: {
+          option0.is_some = false;
+          break;
+        }
+        case 1: {
+          option0.is_some = true;
+          option0.val = (uint32_t) (*((int32_t*) (ptr + (4+6*sizeof(void*)))));
+          break;
+        }
+      }
+
+      result.val.err = (nodedock_driver_common_problem_t) {
+        (nodedock_driver_common_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (2*sizeof(void*))))), (*((size_t*) (ptr + (3*sizeof(void*))))) },
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (4*sizeof(void*))))), (*((size_t*) (ptr + (5*sizeof(void*))))) },
+        (driver_option_u32_t) option0,
+        (nodedock_driver_common_list_key_value_t) (nodedock_driver_common_list_key_value_t) { (nodedock_driver_common_key_value_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
+      };
+      break;
+    }
+  }
+  if (!result.is_err) {
+    *ret = result.val.ok;
+    return 1;
+  } else {
+    *err = result.val.err;
+    return 0;
+  }
+}
+
+void nodedock_driver_prepared_claims_all(driver_string_t *maybe_after, nodedock_driver_prepared_claims_page_t *ret) {
+  __attribute__((__aligned__(sizeof(void*))))
+  uint8_t ret_area[(5*sizeof(void*))];
+  driver_option_string_t after;
+  after.is_some = maybe_after != NULL;if (maybe_after) {
+    after.val = *maybe_after;
+  }
+  int32_t option;
+  uint8_t * option1;
+  size_t option2;
+  if ((after).is_some) {
+    const driver_string_t *payload0 = &(after).val;
+    option = 1;
+    option1 = (uint8_t *) (*payload0).ptr;
+    option2 = (*payload0).len;
+  } else {
+    option = 0;
+    option1 = 0;
+    option2 = 0;
+  }
+  uint8_t *ptr = (uint8_t *) &ret_area;
+  __wasm_import_nodedock_driver_prepared_claims_all(option, option1, option2, ptr);
+  driver_option_string_t option4;
+  switch ((int32_t) *((uint8_t*) (ptr + (2*sizeof(void*))))) {
+    case 0: {
+      option4.is_some = false;
+      break;
+    }
+    case 1: {
+      option4.is_some = true;
+      option4.val = (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (3*sizeof(void*))))), (*((size_t*) (ptr + (4*sizeof(void*))))) };
+      break;
+    }
+  }
+  *ret = (nodedock_driver_prepared_claims_page_t) {
+    (nodedock_driver_prepared_claims_list_claim_record_t) (nodedock_driver_prepared_claims_list_claim_record_t) { (nodedock_driver_prepared_claims_claim_record_t*)(*((uint8_t **) (ptr + 0))), (*((size_t*) (ptr + sizeof(void*)))) },
+    (driver_option_string_t) option4,
+  };
+}
+
+void nodedock_driver_prepared_claims_using_device(driver_string_t *pool, driver_string_t *device, driver_string_t *maybe_after, nodedock_driver_prepared_claims_page_t *ret) {
+  __attribute__((__aligned__(sizeof(void*))))
+  uint8_t ret_area[(5*sizeof(void*))];
+  driver_option_string_t after;
+  after.is_some = maybe_after != NULL;if (maybe_after) {
+    after.val = *maybe_after;
+  }
+  int32_t option;
+  uint8_t * option1;
+  size_t option2;
+  if ((after).is_some) {
+    const driver_string_t *payload0 = &(after).val;
+    option = 1;
+    option1 = (uint8_t *) (*payload0).ptr;
+    option2 = (*payload0).len;
+  } else {
+    option = 0;
+    option1 = 0;
+    option2 = 0;
+  }
+  uint8_t *ptr = (uint8_t *) &ret_area;
+  __wasm_import_nodedock_driver_prepared_claims_using_device((uint8_t *) (*pool).ptr, (*pool).len, (uint8_t *) (*device).ptr, (*device).len, option, option1, option2, ptr);
+  driver_option_string_t option4;
+  switch ((int32_t) *((uint8_t*) (ptr + (2*sizeof(void*))))) {
+    case 0: {
+      option4.is_some = false;
+      break;
+    }
+    case 1: {
+      option4.is_some = true;
+      option4.val = (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (3*sizeof(void*))))), (*((size_t*) (ptr + (4*sizeof(void*))))) };
+      break;
+    }
+  }
+  *ret = (nodedock_driver_prepared_claims_page_t) {
+    (nodedock_driver_prepared_claims_list_claim_record_t) (nodedock_driver_prepared_claims_list_claim_record_t) { (nodedock_driver_prepared_claims_claim_record_t*)(*((uint8_t **) (ptr + 0))), (*((size_t*) (ptr + sizeof(void*)))) },
+    (driver_option_string_t) option4,
+  };
+}
+
+bool nodedock_driver_prepared_claims_get(driver_string_t *uid, nodedock_driver_prepared_claims_claim_record_t *ret) {
+  __attribute__((__aligned__(sizeof(void*))))
+  uint8_t ret_area[(24*sizeof(void*))];
+  uint8_t *ptr = (uint8_t *) &ret_area;
+  __wasm_import_nodedock_driver_prepared_claims_get((uint8_t *) (*uid).ptr, (*uid).len, ptr);
+  nodedock_driver_prepared_claims_option_claim_record_t option0;
   switch ((int32_t) *((uint8_t*) (ptr + 0))) {
     case 0: {
       option0.is_some = false;
@@ -2390,20 +3064,23 @@ bool nodedock_driver_ledger_get(driver_string_t *uid, nodedock_driver_ledger_liv
     }
     case 1: {
       option0.is_some = true;
-      option0.val = (nodedock_driver_types_live_claim_t) {
-        (nodedock_driver_types_claim_t) (nodedock_driver_types_claim_t) {
-          (nodedock_driver_types_claim_ref_t) (nodedock_driver_types_claim_ref_t) {
+      option0.val = (nodedock_driver_claims_claim_record_t) {
+        (nodedock_driver_claims_claim_t) (nodedock_driver_claims_claim_t) {
+          (nodedock_driver_claims_claim_ref_t) (nodedock_driver_claims_claim_ref_t) {
             (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + sizeof(void*)))), (*((size_t*) (ptr + (2*sizeof(void*))))) },
             (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (3*sizeof(void*))))), (*((size_t*) (ptr + (4*sizeof(void*))))) },
             (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (5*sizeof(void*))))), (*((size_t*) (ptr + (6*sizeof(void*))))) },
           },
-          (nodedock_driver_types_list_allocated_device_t) (nodedock_driver_types_list_allocated_device_t) { (nodedock_driver_types_allocated_device_t*)(*((uint8_t **) (ptr + (7*sizeof(void*))))), (*((size_t*) (ptr + (8*sizeof(void*))))) },
-          (nodedock_driver_types_list_opaque_config_t) (nodedock_driver_types_list_opaque_config_t) { (nodedock_driver_types_opaque_config_t*)(*((uint8_t **) (ptr + (9*sizeof(void*))))), (*((size_t*) (ptr + (10*sizeof(void*))))) },
-          (nodedock_driver_types_list_label_t) (nodedock_driver_types_list_label_t) { (nodedock_driver_types_label_t*)(*((uint8_t **) (ptr + (11*sizeof(void*))))), (*((size_t*) (ptr + (12*sizeof(void*))))) },
+          (nodedock_driver_claims_list_allocated_device_t) (nodedock_driver_claims_list_allocated_device_t) { (nodedock_driver_claims_allocated_device_t*)(*((uint8_t **) (ptr + (7*sizeof(void*))))), (*((size_t*) (ptr + (8*sizeof(void*))))) },
+          (nodedock_driver_claims_list_opaque_parameters_t) (nodedock_driver_claims_list_opaque_parameters_t) { (nodedock_driver_claims_opaque_parameters_t*)(*((uint8_t **) (ptr + (9*sizeof(void*))))), (*((size_t*) (ptr + (10*sizeof(void*))))) },
+          (nodedock_driver_claims_list_consumer_t) (nodedock_driver_claims_list_consumer_t) { (nodedock_driver_claims_consumer_t*)(*((uint8_t **) (ptr + (11*sizeof(void*))))), (*((size_t*) (ptr + (12*sizeof(void*))))) },
+          (nodedock_driver_claims_list_key_value_t) (nodedock_driver_claims_list_key_value_t) { (nodedock_driver_claims_key_value_t*)(*((uint8_t **) (ptr + (13*sizeof(void*))))), (*((size_t*) (ptr + (14*sizeof(void*))))) },
+          (driver_list_u8_t) (driver_list_u8_t) { (uint8_t*)(*((uint8_t **) (ptr + (15*sizeof(void*))))), (*((size_t*) (ptr + (16*sizeof(void*))))) },
         },
-        (driver_list_u8_t) (driver_list_u8_t) { (uint8_t*)(*((uint8_t **) (ptr + (13*sizeof(void*))))), (*((size_t*) (ptr + (14*sizeof(void*))))) },
-        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (15*sizeof(void*))))), (*((size_t*) (ptr + (16*sizeof(void*))))) },
-        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (17*sizeof(void*))))), (*((size_t*) (ptr + (18*sizeof(void*))))) },
+        (bool) (int32_t) *((uint8_t*) (ptr + (17*sizeof(void*)))),
+        (driver_list_u8_t) (driver_list_u8_t) { (uint8_t*)(*((uint8_t **) (ptr + (18*sizeof(void*))))), (*((size_t*) (ptr + (19*sizeof(void*))))) },
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (20*sizeof(void*))))), (*((size_t*) (ptr + (21*sizeof(void*))))) },
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (22*sizeof(void*))))), (*((size_t*) (ptr + (23*sizeof(void*))))) },
       };
       break;
     }
@@ -2412,15 +3089,51 @@ bool nodedock_driver_ledger_get(driver_string_t *uid, nodedock_driver_ledger_liv
   return option0.is_some;
 }
 
-void nodedock_driver_ledger_holders(driver_string_t *pool, driver_string_t *device, nodedock_driver_ledger_list_live_claim_t *ret) {
+bool nodedock_driver_progress_save(driver_string_t *uid, driver_list_u8_t *progress, nodedock_driver_progress_problem_t *err) {
   __attribute__((__aligned__(sizeof(void*))))
-  uint8_t ret_area[(2*sizeof(void*))];
+  uint8_t ret_area[(8+8*sizeof(void*))];
   uint8_t *ptr = (uint8_t *) &ret_area;
-  __wasm_import_nodedock_driver_ledger_holders((uint8_t *) (*pool).ptr, (*pool).len, (uint8_t *) (*device).ptr, (*device).len, ptr);
-  *ret = (nodedock_driver_ledger_list_live_claim_t) { (nodedock_driver_ledger_live_claim_t*)(*((uint8_t **) (ptr + 0))), (*((size_t*) (ptr + sizeof(void*)))) };
+  __wasm_import_nodedock_driver_progress_save((uint8_t *) (*uid).ptr, (*uid).len, (uint8_t *) (*progress).ptr, (*progress).len, ptr);
+  nodedock_driver_progress_result_void_problem_t result;
+  switch ((int32_t) *((uint8_t*) (ptr + 0))) {
+    case 0: {
+      result.is_err = false;
+      break;
+    }
+    case 1: {
+      result.is_err = true;
+      driver_option_u32_t option;
+      switch ((int32_t) *((uint8_t*) (ptr + (6*sizeof(void*))))) {
+        case 0: {
+          option.is_some = false;
+          break;
+        }
+        case 1: {
+          option.is_some = true;
+          option.val = (uint32_t) (*((int32_t*) (ptr + (4+6*sizeof(void*)))));
+          break;
+        }
+      }
+
+      result.val.err = (nodedock_driver_common_problem_t) {
+        (nodedock_driver_common_problem_kind_t) (int32_t) *((uint8_t*) (ptr + sizeof(void*))),
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (2*sizeof(void*))))), (*((size_t*) (ptr + (3*sizeof(void*))))) },
+        (driver_string_t) (driver_string_t) { (uint8_t*)(*((uint8_t **) (ptr + (4*sizeof(void*))))), (*((size_t*) (ptr + (5*sizeof(void*))))) },
+        (driver_option_u32_t) option,
+        (nodedock_driver_common_list_key_value_t) (nodedock_driver_common_list_key_value_t) { (nodedock_driver_common_key_value_t*)(*((uint8_t **) (ptr + (8+6*sizeof(void*))))), (*((size_t*) (ptr + (8+7*sizeof(void*))))) },
+      };
+      break;
+    }
+  }
+  if (!result.is_err) {
+    return 1;
+  } else {
+    *err = result.val.err;
+    return 0;
+  }
 }
 
-__attribute__((__export_name__("nodedock:driver/identity@0.1.0#describe")))
+__attribute__((__export_name__("nodedock:driver/identity@0.2.0#describe")))
 uint8_t * __wasm_export_exports_nodedock_driver_identity_describe(void) {
   exports_nodedock_driver_identity_driver_info_t ret;
   exports_nodedock_driver_identity_describe(&ret);
@@ -2435,52 +3148,63 @@ uint8_t * __wasm_export_exports_nodedock_driver_identity_describe(void) {
   *((uint8_t **)(ptr + (6*sizeof(void*)))) = (uint8_t *) (((ret).capabilities).sysfs_read).ptr;
   *((size_t*)(ptr + (9*sizeof(void*)))) = (((ret).capabilities).sysfs_write).len;
   *((uint8_t **)(ptr + (8*sizeof(void*)))) = (uint8_t *) (((ret).capabilities).sysfs_write).ptr;
-  *((size_t*)(ptr + (11*sizeof(void*)))) = (((ret).capabilities).device_nodes).len;
-  *((uint8_t **)(ptr + (10*sizeof(void*)))) = (uint8_t *) (((ret).capabilities).device_nodes).ptr;
-  *((size_t*)(ptr + (13*sizeof(void*)))) = (((ret).capabilities).mounts).len;
-  *((uint8_t **)(ptr + (12*sizeof(void*)))) = (uint8_t *) (((ret).capabilities).mounts).ptr;
-  *((size_t*)(ptr + (15*sizeof(void*)))) = (((ret).capabilities).hooks).len;
-  *((uint8_t **)(ptr + (14*sizeof(void*)))) = (uint8_t *) (((ret).capabilities).hooks).ptr;
-  *((size_t*)(ptr + (17*sizeof(void*)))) = (((ret).capabilities).env).len;
-  *((uint8_t **)(ptr + (16*sizeof(void*)))) = (uint8_t *) (((ret).capabilities).env).ptr;
-  *((size_t*)(ptr + (19*sizeof(void*)))) = (((ret).capabilities).net_devices).len;
-  *((uint8_t **)(ptr + (18*sizeof(void*)))) = (uint8_t *) (((ret).capabilities).net_devices).ptr;
+  *((size_t*)(ptr + (11*sizeof(void*)))) = (((ret).capabilities).host_files).len;
+  *((uint8_t **)(ptr + (10*sizeof(void*)))) = (uint8_t *) (((ret).capabilities).host_files).ptr;
+  *((size_t*)(ptr + (13*sizeof(void*)))) = (((ret).capabilities).pci_driver).len;
+  *((uint8_t **)(ptr + (12*sizeof(void*)))) = (uint8_t *) (((ret).capabilities).pci_driver).ptr;
+  *((size_t*)(ptr + (15*sizeof(void*)))) = (((ret).capabilities).device_nodes).len;
+  *((uint8_t **)(ptr + (14*sizeof(void*)))) = (uint8_t *) (((ret).capabilities).device_nodes).ptr;
+  *((size_t*)(ptr + (17*sizeof(void*)))) = (((ret).capabilities).mounts).len;
+  *((uint8_t **)(ptr + (16*sizeof(void*)))) = (uint8_t *) (((ret).capabilities).mounts).ptr;
+  *((size_t*)(ptr + (19*sizeof(void*)))) = (((ret).capabilities).hooks).len;
+  *((uint8_t **)(ptr + (18*sizeof(void*)))) = (uint8_t *) (((ret).capabilities).hooks).ptr;
+  *((size_t*)(ptr + (21*sizeof(void*)))) = (((ret).capabilities).env).len;
+  *((uint8_t **)(ptr + (20*sizeof(void*)))) = (uint8_t *) (((ret).capabilities).env).ptr;
+  *((size_t*)(ptr + (23*sizeof(void*)))) = (((ret).capabilities).net_devices).len;
+  *((uint8_t **)(ptr + (22*sizeof(void*)))) = (uint8_t *) (((ret).capabilities).net_devices).ptr;
   if ((((ret).limits).memory_mib).is_some) {
     const uint32_t *payload0 = &(((ret).limits).memory_mib).val;
-    *((int8_t*)(ptr + (20*sizeof(void*)))) = 1;
-    *((int32_t*)(ptr + (4+20*sizeof(void*)))) = (int32_t) (*payload0);
+    *((int8_t*)(ptr + (24*sizeof(void*)))) = 1;
+    *((int32_t*)(ptr + (4+24*sizeof(void*)))) = (int32_t) (*payload0);
   } else {
-    *((int8_t*)(ptr + (20*sizeof(void*)))) = 0;
+    *((int8_t*)(ptr + (24*sizeof(void*)))) = 0;
   }
   if ((((ret).limits).wall_ms).is_some) {
     const uint32_t *payload2 = &(((ret).limits).wall_ms).val;
-    *((int8_t*)(ptr + (8+20*sizeof(void*)))) = 1;
-    *((int32_t*)(ptr + (12+20*sizeof(void*)))) = (int32_t) (*payload2);
+    *((int8_t*)(ptr + (8+24*sizeof(void*)))) = 1;
+    *((int32_t*)(ptr + (12+24*sizeof(void*)))) = (int32_t) (*payload2);
   } else {
-    *((int8_t*)(ptr + (8+20*sizeof(void*)))) = 0;
+    *((int8_t*)(ptr + (8+24*sizeof(void*)))) = 0;
   }
   if ((((ret).limits).cpu_ms).is_some) {
     const uint32_t *payload4 = &(((ret).limits).cpu_ms).val;
-    *((int8_t*)(ptr + (16+20*sizeof(void*)))) = 1;
-    *((int32_t*)(ptr + (20+20*sizeof(void*)))) = (int32_t) (*payload4);
+    *((int8_t*)(ptr + (16+24*sizeof(void*)))) = 1;
+    *((int32_t*)(ptr + (20+24*sizeof(void*)))) = (int32_t) (*payload4);
   } else {
-    *((int8_t*)(ptr + (16+20*sizeof(void*)))) = 0;
+    *((int8_t*)(ptr + (16+24*sizeof(void*)))) = 0;
   }
-  *((size_t*)(ptr + (24+21*sizeof(void*)))) = ((ret).event_subsystems).len;
-  *((uint8_t **)(ptr + (24+20*sizeof(void*)))) = (uint8_t *) ((ret).event_subsystems).ptr;
+  if ((((ret).limits).concurrent_calls).is_some) {
+    const uint32_t *payload6 = &(((ret).limits).concurrent_calls).val;
+    *((int8_t*)(ptr + (24+24*sizeof(void*)))) = 1;
+    *((int32_t*)(ptr + (28+24*sizeof(void*)))) = (int32_t) (*payload6);
+  } else {
+    *((int8_t*)(ptr + (24+24*sizeof(void*)))) = 0;
+  }
+  *((size_t*)(ptr + (32+25*sizeof(void*)))) = ((ret).event_subsystems).len;
+  *((uint8_t **)(ptr + (32+24*sizeof(void*)))) = (uint8_t *) ((ret).event_subsystems).ptr;
   if (((ret).discovery_period_seconds).is_some) {
-    const uint32_t *payload6 = &((ret).discovery_period_seconds).val;
-    *((int8_t*)(ptr + (24+22*sizeof(void*)))) = 1;
-    *((int32_t*)(ptr + (28+22*sizeof(void*)))) = (int32_t) (*payload6);
+    const uint32_t *payload8 = &((ret).discovery_period_seconds).val;
+    *((int8_t*)(ptr + (32+26*sizeof(void*)))) = 1;
+    *((int32_t*)(ptr + (36+26*sizeof(void*)))) = (int32_t) (*payload8);
   } else {
-    *((int8_t*)(ptr + (24+22*sizeof(void*)))) = 0;
+    *((int8_t*)(ptr + (32+26*sizeof(void*)))) = 0;
   }
-  *((size_t*)(ptr + (32+23*sizeof(void*)))) = ((ret).annotations).len;
-  *((uint8_t **)(ptr + (32+22*sizeof(void*)))) = (uint8_t *) ((ret).annotations).ptr;
+  *((size_t*)(ptr + (40+27*sizeof(void*)))) = ((ret).annotations).len;
+  *((uint8_t **)(ptr + (40+26*sizeof(void*)))) = (uint8_t *) ((ret).annotations).ptr;
   return ptr;
 }
 
-__attribute__((__export_name__("nodedock:driver/discovery@0.1.0#discover")))
+__attribute__((__export_name__("nodedock:driver/discovery@0.2.0#discover")))
 uint8_t * __wasm_export_exports_nodedock_driver_discovery_discover(uint8_t * arg, size_t arg0, uint8_t * arg1, size_t arg2, uint8_t * arg3, size_t arg4, int64_t arg5, uint8_t * arg6, size_t arg7, uint8_t * arg8, size_t arg9, int32_t arg10, uint8_t * arg11, size_t arg12) {
   exports_nodedock_driver_discovery_trigger_t variant;
   variant.tag = arg10;
@@ -2499,13 +3223,13 @@ uint8_t * __wasm_export_exports_nodedock_driver_discovery_discover(uint8_t * arg
       break;
     }
   }
-  exports_nodedock_driver_discovery_context_t arg13 = (nodedock_driver_types_context_t) {
+  exports_nodedock_driver_discovery_context_t arg13 = (nodedock_driver_common_context_t) {
     (driver_string_t) (driver_string_t) { (uint8_t*)(arg), (arg0) },
     (driver_string_t) (driver_string_t) { (uint8_t*)(arg1), (arg2) },
     (driver_string_t) (driver_string_t) { (uint8_t*)(arg3), (arg4) },
     (uint64_t) (uint64_t) (arg5),
     (driver_string_t) (driver_string_t) { (uint8_t*)(arg6), (arg7) },
-    (nodedock_driver_types_list_label_t) (nodedock_driver_types_list_label_t) { (nodedock_driver_types_label_t*)(arg8), (arg9) },
+    (nodedock_driver_common_list_key_value_t) (nodedock_driver_common_list_key_value_t) { (nodedock_driver_common_key_value_t*)(arg8), (arg9) },
   };
   exports_nodedock_driver_discovery_trigger_t arg14 = variant;
   exports_nodedock_driver_discovery_result_inventory_problem_t ret;
@@ -2543,15 +3267,15 @@ uint8_t * __wasm_export_exports_nodedock_driver_discovery_discover(uint8_t * arg
   return ptr;
 }
 
-__attribute__((__export_name__("nodedock:driver/preparation@0.1.0#prepare")))
+__attribute__((__export_name__("nodedock:driver/preparation@0.2.0#prepare")))
 uint8_t * __wasm_export_exports_nodedock_driver_preparation_prepare(uint8_t * arg, size_t arg0, uint8_t * arg1, size_t arg2, uint8_t * arg3, size_t arg4, int64_t arg5, uint8_t * arg6, size_t arg7, uint8_t * arg8, size_t arg9, uint8_t * arg10, size_t arg11) {
-  exports_nodedock_driver_preparation_context_t arg12 = (nodedock_driver_types_context_t) {
+  exports_nodedock_driver_preparation_context_t arg12 = (nodedock_driver_common_context_t) {
     (driver_string_t) (driver_string_t) { (uint8_t*)(arg), (arg0) },
     (driver_string_t) (driver_string_t) { (uint8_t*)(arg1), (arg2) },
     (driver_string_t) (driver_string_t) { (uint8_t*)(arg3), (arg4) },
     (uint64_t) (uint64_t) (arg5),
     (driver_string_t) (driver_string_t) { (uint8_t*)(arg6), (arg7) },
-    (nodedock_driver_types_list_label_t) (nodedock_driver_types_list_label_t) { (nodedock_driver_types_label_t*)(arg8), (arg9) },
+    (nodedock_driver_common_list_key_value_t) (nodedock_driver_common_list_key_value_t) { (nodedock_driver_common_key_value_t*)(arg8), (arg9) },
   };
   exports_nodedock_driver_preparation_list_claim_t arg13 = (exports_nodedock_driver_preparation_list_claim_t) { (exports_nodedock_driver_preparation_claim_t*)(arg10), (arg11) };
   exports_nodedock_driver_preparation_list_prepare_outcome_t ret;
@@ -2562,17 +3286,17 @@ uint8_t * __wasm_export_exports_nodedock_driver_preparation_prepare(uint8_t * ar
   return ptr;
 }
 
-__attribute__((__export_name__("nodedock:driver/preparation@0.1.0#unprepare")))
+__attribute__((__export_name__("nodedock:driver/preparation@0.2.0#unprepare")))
 uint8_t * __wasm_export_exports_nodedock_driver_preparation_unprepare(uint8_t * arg, size_t arg0, uint8_t * arg1, size_t arg2, uint8_t * arg3, size_t arg4, int64_t arg5, uint8_t * arg6, size_t arg7, uint8_t * arg8, size_t arg9, uint8_t * arg10, size_t arg11) {
-  exports_nodedock_driver_preparation_context_t arg12 = (nodedock_driver_types_context_t) {
+  exports_nodedock_driver_preparation_context_t arg12 = (nodedock_driver_common_context_t) {
     (driver_string_t) (driver_string_t) { (uint8_t*)(arg), (arg0) },
     (driver_string_t) (driver_string_t) { (uint8_t*)(arg1), (arg2) },
     (driver_string_t) (driver_string_t) { (uint8_t*)(arg3), (arg4) },
     (uint64_t) (uint64_t) (arg5),
     (driver_string_t) (driver_string_t) { (uint8_t*)(arg6), (arg7) },
-    (nodedock_driver_types_list_label_t) (nodedock_driver_types_list_label_t) { (nodedock_driver_types_label_t*)(arg8), (arg9) },
+    (nodedock_driver_common_list_key_value_t) (nodedock_driver_common_list_key_value_t) { (nodedock_driver_common_key_value_t*)(arg8), (arg9) },
   };
-  exports_nodedock_driver_preparation_list_live_claim_t arg13 = (exports_nodedock_driver_preparation_list_live_claim_t) { (exports_nodedock_driver_preparation_live_claim_t*)(arg10), (arg11) };
+  exports_nodedock_driver_preparation_list_claim_record_t arg13 = (exports_nodedock_driver_preparation_list_claim_record_t) { (exports_nodedock_driver_preparation_claim_record_t*)(arg10), (arg11) };
   exports_nodedock_driver_preparation_list_unprepare_outcome_t ret;
   exports_nodedock_driver_preparation_unprepare(&arg12, &arg13, &ret);
   uint8_t *ptr = (uint8_t *) &RET_AREA;

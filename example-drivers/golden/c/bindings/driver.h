@@ -15,26 +15,26 @@ typedef struct driver_string_t {
 } driver_string_t;
 
 // The kind of problem, which decides whether the host retries; `code` identifies the problem.
-typedef uint8_t nodedock_driver_types_problem_kind_t;
+typedef uint8_t nodedock_driver_common_problem_kind_t;
 
-// The request or a config is invalid. The host does not retry until it changes.
-#define NODEDOCK_DRIVER_TYPES_PROBLEM_KIND_INVALID 0
+// The request, the config or parameters are invalid. The host does not retry until they change.
+#define NODEDOCK_DRIVER_COMMON_PROBLEM_KIND_INVALID 0
 // Forbidden by a grant or by the driver's own rules. The host does not retry until that changes.
-#define NODEDOCK_DRIVER_TYPES_PROBLEM_KIND_DENIED 1
+#define NODEDOCK_DRIVER_COMMON_PROBLEM_KIND_DENIED 1
 // Something named in the request does not exist.
-#define NODEDOCK_DRIVER_TYPES_PROBLEM_KIND_NOT_FOUND 2
+#define NODEDOCK_DRIVER_COMMON_PROBLEM_KIND_NOT_FOUND 2
 // In use by another claim. The host retries.
-#define NODEDOCK_DRIVER_TYPES_PROBLEM_KIND_CONFLICT 3
+#define NODEDOCK_DRIVER_COMMON_PROBLEM_KIND_CONFLICT 3
 // Temporarily not possible. The host retries.
-#define NODEDOCK_DRIVER_TYPES_PROBLEM_KIND_UNAVAILABLE 4
+#define NODEDOCK_DRIVER_COMMON_PROBLEM_KIND_UNAVAILABLE 4
 // A defect of the driver. The host retries with backoff, then quarantines the driver.
-#define NODEDOCK_DRIVER_TYPES_PROBLEM_KIND_INTERNAL 5
+#define NODEDOCK_DRIVER_COMMON_PROBLEM_KIND_INTERNAL 5
 
-// A key (at most 253 bytes) and a value (at most 1 KiB).
-typedef struct nodedock_driver_types_label_t {
-  driver_string_t   f0;
-  driver_string_t   f1;
-} nodedock_driver_types_label_t;
+// A key of at most 253 bytes and a value of at most 1 KiB, unless the field that has it says otherwise.
+typedef struct nodedock_driver_common_key_value_t {
+  driver_string_t   key;
+  driver_string_t   value;
+} nodedock_driver_common_key_value_t;
 
 typedef struct {
   bool is_some;
@@ -42,13 +42,13 @@ typedef struct {
 } driver_option_u32_t;
 
 typedef struct {
-  nodedock_driver_types_label_t *ptr;
+  nodedock_driver_common_key_value_t *ptr;
   size_t len;
-} nodedock_driver_types_list_label_t;
+} nodedock_driver_common_list_key_value_t;
 
 // Why a request failed, in terms that an operator can act on.
-typedef struct nodedock_driver_types_problem_t {
-  nodedock_driver_types_problem_kind_t   kind;
+typedef struct nodedock_driver_common_problem_t {
+  nodedock_driver_common_problem_kind_t   kind;
   // Stable identifier: lower-case words with dashes, at most 63 bytes, such as `no-such-profile`.
   driver_string_t   code;
   // One sentence that names the object and the reason, at most 1 KiB.
@@ -56,475 +56,14 @@ typedef struct nodedock_driver_types_problem_t {
   // Milliseconds after which the host retries; without it the host's backoff applies.
   driver_option_u32_t   retry_after_ms;
   // Facts for logs and `explain`, at most 16.
-  nodedock_driver_types_list_label_t   details;
-} nodedock_driver_types_problem_t;
-
-// A quantity in Kubernetes' notation: `80Gi`, `500m`, `4`.
-typedef driver_string_t nodedock_driver_types_quantity_t;
-
-typedef struct {
-  int64_t *ptr;
-  size_t len;
-} driver_list_s64_t;
-
-typedef struct {
-  bool *ptr;
-  size_t len;
-} driver_list_bool_t;
-
-typedef struct {
-  driver_string_t *ptr;
-  size_t len;
-} driver_list_string_t;
-
-// An attribute's value, as in `resource.k8s.io/v1`.
-typedef struct nodedock_driver_types_attribute_value_t {
-  uint8_t tag;
-  union {
-    int64_t     int_;
-    bool     boolean;
-    driver_string_t     text;
-    driver_string_t     version;
-    driver_list_s64_t     ints;
-    driver_list_bool_t     booleans;
-    driver_list_string_t     texts;
-    driver_list_string_t     versions;
-  } val;
-} nodedock_driver_types_attribute_value_t;
-
-#define NODEDOCK_DRIVER_TYPES_ATTRIBUTE_VALUE_INT 0
-#define NODEDOCK_DRIVER_TYPES_ATTRIBUTE_VALUE_BOOLEAN 1
-// At most 64 bytes.
-#define NODEDOCK_DRIVER_TYPES_ATTRIBUTE_VALUE_TEXT 2
-// Semantic version 2.0.0, at most 64 bytes.
-#define NODEDOCK_DRIVER_TYPES_ATTRIBUTE_VALUE_VERSION 3
-#define NODEDOCK_DRIVER_TYPES_ATTRIBUTE_VALUE_INTS 4
-#define NODEDOCK_DRIVER_TYPES_ATTRIBUTE_VALUE_BOOLEANS 5
-#define NODEDOCK_DRIVER_TYPES_ATTRIBUTE_VALUE_TEXTS 6
-#define NODEDOCK_DRIVER_TYPES_ATTRIBUTE_VALUE_VERSIONS 7
-
-typedef struct nodedock_driver_types_attribute_t {
-  // `name`, in the driver's own domain, or `domain/name`: a C identifier of at most 32 bytes, after a DNS
-  // subdomain of at most 63 bytes.
-  driver_string_t   name;
-  nodedock_driver_types_attribute_value_t   value;
-} nodedock_driver_types_attribute_t;
-
-typedef struct {
-  bool is_some;
-  nodedock_driver_types_quantity_t val;
-} nodedock_driver_types_option_quantity_t;
-
-typedef struct nodedock_driver_types_capacity_range_t {
-  nodedock_driver_types_quantity_t   min;
-  nodedock_driver_types_option_quantity_t   max;
-  nodedock_driver_types_option_quantity_t   step;
-} nodedock_driver_types_capacity_range_t;
-
-typedef struct {
-  nodedock_driver_types_quantity_t *ptr;
-  size_t len;
-} nodedock_driver_types_list_quantity_t;
-
-// Which amounts of a shared device's capacity a claim may request.
-typedef struct nodedock_driver_types_capacity_choice_t {
-  uint8_t tag;
-  union {
-    nodedock_driver_types_list_quantity_t     values;
-    nodedock_driver_types_capacity_range_t     range;
-  } val;
-} nodedock_driver_types_capacity_choice_t;
-
-#define NODEDOCK_DRIVER_TYPES_CAPACITY_CHOICE_ANY 0
-#define NODEDOCK_DRIVER_TYPES_CAPACITY_CHOICE_VALUES 1
-#define NODEDOCK_DRIVER_TYPES_CAPACITY_CHOICE_RANGE 2
-
-typedef struct nodedock_driver_types_capacity_policy_t {
-  // What a request without an amount consumes; without it, the whole capacity.
-  nodedock_driver_types_option_quantity_t   default_amount;
-  nodedock_driver_types_capacity_choice_t   choice;
-} nodedock_driver_types_capacity_policy_t;
-
-typedef struct {
-  bool is_some;
-  nodedock_driver_types_capacity_policy_t val;
-} nodedock_driver_types_option_capacity_policy_t;
-
-typedef struct nodedock_driver_types_capacity_t {
-  // As for attributes.
-  driver_string_t   name;
-  nodedock_driver_types_quantity_t   value;
-  // Only for devices that allow several allocations.
-  nodedock_driver_types_option_capacity_policy_t   policy;
-} nodedock_driver_types_capacity_t;
-
-typedef struct nodedock_driver_types_counter_t {
-  driver_string_t   name;
-  nodedock_driver_types_quantity_t   value;
-} nodedock_driver_types_counter_t;
-
-typedef struct {
-  nodedock_driver_types_counter_t *ptr;
-  size_t len;
-} nodedock_driver_types_list_counter_t;
-
-typedef struct nodedock_driver_types_counter_set_t {
-  driver_string_t   name;
-  nodedock_driver_types_list_counter_t   counters;
-} nodedock_driver_types_counter_set_t;
-
-typedef uint8_t nodedock_driver_types_taint_effect_t;
-
-#define NODEDOCK_DRIVER_TYPES_TAINT_EFFECT_NONE 0
-#define NODEDOCK_DRIVER_TYPES_TAINT_EFFECT_NO_SCHEDULE 1
-#define NODEDOCK_DRIVER_TYPES_TAINT_EFFECT_NO_EXECUTE 2
-
-typedef struct nodedock_driver_types_taint_t {
-  driver_string_t   key;
-  driver_string_t   value;
-  nodedock_driver_types_taint_effect_t   effect;
-} nodedock_driver_types_taint_t;
-
-typedef struct {
-  nodedock_driver_types_attribute_t *ptr;
-  size_t len;
-} nodedock_driver_types_list_attribute_t;
-
-typedef struct {
-  nodedock_driver_types_capacity_t *ptr;
-  size_t len;
-} nodedock_driver_types_list_capacity_t;
-
-typedef struct {
-  nodedock_driver_types_taint_t *ptr;
-  size_t len;
-} nodedock_driver_types_list_taint_t;
-
-typedef struct {
-  nodedock_driver_types_counter_set_t *ptr;
-  size_t len;
-} nodedock_driver_types_list_counter_set_t;
-
-typedef struct {
-  uint32_t *ptr;
-  size_t len;
-} driver_list_u32_t;
-
-// One allocatable device.
-typedef struct nodedock_driver_types_device_t {
-  // DNS label, at most 63 bytes, unique in its pool and stable across reboots (address, serial; never a device number).
-  driver_string_t   name;
-  // Attributes and capacities together: at most 32. A name occurs once.
-  nodedock_driver_types_list_attribute_t   attributes;
-  nodedock_driver_types_list_capacity_t   capacities;
-  nodedock_driver_types_list_taint_t   taints;
-  // What it consumes of the pool's shared counters.
-  nodedock_driver_types_list_counter_set_t   consumes;
-  // Whether several claims may use it at once, each with a share.
-  bool   allow_multiple_allocations;
-  // Physical identity, such as `pci:0000:3b:00.0` or `dev:/dev/fuse`: at most 16 of at most 253 bytes each. The host does not
-  // prepare two devices with a common identity at the same time, even if they belong to different drivers.
-  driver_list_string_t   identity;
-  driver_list_u32_t   numa_nodes;
-  nodedock_driver_types_list_label_t   annotations;
-} nodedock_driver_types_device_t;
-
-typedef struct {
-  nodedock_driver_types_device_t *ptr;
-  size_t len;
-} nodedock_driver_types_list_device_t;
-
-typedef struct {
-  bool is_some;
-  driver_string_t val;
-} driver_option_string_t;
-
-typedef struct nodedock_driver_types_pool_t {
-  // DNS subdomain, at most 253 bytes, unique in the driver.
-  driver_string_t   name;
-  nodedock_driver_types_list_device_t   devices;
-  nodedock_driver_types_list_counter_set_t   shared_counters;
-  // Extended resource that also offers its devices, such as `example.com/gpu`.
-  driver_option_string_t   extended_resource;
-  nodedock_driver_types_list_label_t   annotations;
-} nodedock_driver_types_pool_t;
-
-typedef struct {
-  nodedock_driver_types_pool_t *ptr;
-  size_t len;
-} nodedock_driver_types_list_pool_t;
-
-// Every device that the driver has on this node now: at most 64 pools and 4,096 devices. A device that is not listed is gone.
-typedef struct nodedock_driver_types_inventory_t {
-  nodedock_driver_types_list_pool_t   pools;
-} nodedock_driver_types_inventory_t;
-
-typedef struct nodedock_driver_types_claim_ref_t {
-  driver_string_t   namespace_;
-  driver_string_t   name;
-  driver_string_t   uid;
-} nodedock_driver_types_claim_ref_t;
-
-typedef struct nodedock_driver_types_allocated_device_t {
-  // Request of the claim; `request/subrequest` for a prioritised list.
-  driver_string_t   request;
-  driver_string_t   pool;
-  driver_string_t   device;
-  driver_option_string_t   share_id;
-  nodedock_driver_types_list_counter_t   consumed;
-  // Access for management: the device must not change for the claims that use it.
-  bool   admin_access;
-} nodedock_driver_types_allocated_device_t;
-
-typedef uint8_t nodedock_driver_types_config_source_t;
-
-#define NODEDOCK_DRIVER_TYPES_CONFIG_SOURCE_DEVICE_CLASS 0
-#define NODEDOCK_DRIVER_TYPES_CONFIG_SOURCE_CLAIM 1
-
-typedef struct nodedock_driver_types_opaque_config_t {
-  nodedock_driver_types_config_source_t   source;
-  // Requests to which the config applies; empty means all.
-  driver_list_string_t   requests;
-  // JSON.
-  driver_string_t   parameters;
-} nodedock_driver_types_opaque_config_t;
-
-typedef struct {
-  nodedock_driver_types_allocated_device_t *ptr;
-  size_t len;
-} nodedock_driver_types_list_allocated_device_t;
-
-typedef struct {
-  nodedock_driver_types_opaque_config_t *ptr;
-  size_t len;
-} nodedock_driver_types_list_opaque_config_t;
-
-// A claim with the devices that were allocated to it from this driver.
-typedef struct nodedock_driver_types_claim_t {
-  nodedock_driver_types_claim_ref_t   id;
-  nodedock_driver_types_list_allocated_device_t   devices;
-  // Configs for this driver only. Later entries take precedence; those of the claim come after those of the class.
-  nodedock_driver_types_list_opaque_config_t   configs;
-  nodedock_driver_types_list_label_t   annotations;
-} nodedock_driver_types_claim_t;
-
-typedef uint8_t nodedock_driver_types_node_kind_t;
-
-#define NODEDOCK_DRIVER_TYPES_NODE_KIND_CHARACTER 0
-#define NODEDOCK_DRIVER_TYPES_NODE_KIND_BLOCK 1
-#define NODEDOCK_DRIVER_TYPES_NODE_KIND_FIFO 2
-
-typedef struct {
-  bool is_some;
-  nodedock_driver_types_node_kind_t val;
-} nodedock_driver_types_option_node_kind_t;
-
-typedef struct nodedock_driver_types_device_node_t {
-  // Path in the container: absolute, at most 4,096 bytes, like every path in edits.
-  driver_string_t   path;
-  // Path on the node; without it, the same path.
-  driver_option_string_t   host_path;
-  // The host fills in absent fields from the node, and refuses values that differ from the node.
-  nodedock_driver_types_option_node_kind_t   kind;
-  driver_option_u32_t   major;
-  driver_option_u32_t   minor;
-  // Subset of `rwm`.
-  driver_string_t   permissions;
-  driver_option_u32_t   file_mode;
-  driver_option_u32_t   uid;
-  driver_option_u32_t   gid;
-} nodedock_driver_types_device_node_t;
-
-typedef struct nodedock_driver_types_mount_t {
-  driver_string_t   host_path;
-  driver_string_t   container_path;
-  // As for mount(8): `ro`, `nosuid`, `bind`.
-  driver_list_string_t   options;
-  driver_option_string_t   fs_type;
-} nodedock_driver_types_mount_t;
-
-typedef struct nodedock_driver_types_net_device_t {
-  driver_string_t   host_interface;
-  driver_string_t   container_interface;
-} nodedock_driver_types_net_device_t;
-
-// Program of the node that the container runtime runs as root. The host refuses it unless the grant has this exact path.
-typedef struct nodedock_driver_types_hook_t {
-  // `prestart`, `createRuntime`, `createContainer`, `startContainer`, `poststart`, `poststop`.
-  driver_string_t   stage;
-  driver_string_t   path;
-  driver_list_string_t   args;
-  nodedock_driver_types_list_label_t   env;
-  driver_option_u32_t   timeout_seconds;
-} nodedock_driver_types_hook_t;
-
-typedef struct nodedock_driver_types_intel_rdt_t {
-  driver_option_string_t   clos_id;
-  driver_list_string_t   schemata;
-  bool   enable_monitoring;
-} nodedock_driver_types_intel_rdt_t;
-
-typedef struct {
-  nodedock_driver_types_device_node_t *ptr;
-  size_t len;
-} nodedock_driver_types_list_device_node_t;
-
-typedef struct {
-  nodedock_driver_types_mount_t *ptr;
-  size_t len;
-} nodedock_driver_types_list_mount_t;
-
-typedef struct {
-  nodedock_driver_types_net_device_t *ptr;
-  size_t len;
-} nodedock_driver_types_list_net_device_t;
-
-typedef struct {
-  nodedock_driver_types_hook_t *ptr;
-  size_t len;
-} nodedock_driver_types_list_hook_t;
-
-typedef struct {
-  bool is_some;
-  nodedock_driver_types_intel_rdt_t val;
-} nodedock_driver_types_option_intel_rdt_t;
-
-// Container edits: the changes to a container that uses the device. At most 64 entries in each list. The host checks every entry
-// against the operator's grant and the node before it uses any.
-typedef struct nodedock_driver_types_edits_t {
-  nodedock_driver_types_list_label_t   env;
-  nodedock_driver_types_list_device_node_t   device_nodes;
-  nodedock_driver_types_list_mount_t   mounts;
-  nodedock_driver_types_list_net_device_t   net_devices;
-  nodedock_driver_types_list_hook_t   hooks;
-  driver_list_u32_t   additional_gids;
-  nodedock_driver_types_option_intel_rdt_t   intel_rdt;
-} nodedock_driver_types_edits_t;
-
-typedef struct {
-  bool is_some;
-  bool val;
-} driver_option_bool_t;
-
-typedef struct nodedock_driver_types_condition_t {
-  driver_string_t   kind;
-  driver_option_bool_t   status;
-  driver_string_t   reason;
-  driver_string_t   message;
-} nodedock_driver_types_condition_t;
-
-typedef struct nodedock_driver_types_network_data_t {
-  driver_string_t   interface_name;
-  // In CIDR notation.
-  driver_list_string_t   ips;
-  driver_string_t   hardware_address;
-} nodedock_driver_types_network_data_t;
-
-typedef struct {
-  nodedock_driver_types_condition_t *ptr;
-  size_t len;
-} nodedock_driver_types_list_condition_t;
-
-typedef struct {
-  bool is_some;
-  nodedock_driver_types_network_data_t val;
-} nodedock_driver_types_option_network_data_t;
-
-// The host publishes it in the claim's `status.devices`.
-typedef struct nodedock_driver_types_device_status_t {
-  nodedock_driver_types_list_condition_t   conditions;
-  // JSON object of at most 10 KiB.
-  driver_option_string_t   data;
-  nodedock_driver_types_option_network_data_t   network;
-} nodedock_driver_types_device_status_t;
-
-typedef struct {
-  bool is_some;
-  nodedock_driver_types_device_status_t val;
-} nodedock_driver_types_option_device_status_t;
-
-typedef struct nodedock_driver_types_prepared_device_t {
-  // Requests that this device satisfies: base names, without subrequests.
-  driver_list_string_t   requests;
-  driver_string_t   pool;
-  driver_string_t   device;
-  driver_option_string_t   share_id;
-  nodedock_driver_types_edits_t   edits;
-  nodedock_driver_types_option_device_status_t   status;
-} nodedock_driver_types_prepared_device_t;
-
-typedef struct {
-  nodedock_driver_types_prepared_device_t *ptr;
-  size_t len;
-} nodedock_driver_types_list_prepared_device_t;
-
-typedef struct {
-  uint8_t *ptr;
-  size_t len;
-} driver_list_u8_t;
-
-typedef struct nodedock_driver_types_prepared_claim_t {
-  nodedock_driver_types_list_prepared_device_t   devices;
-  // Edits for every container that uses any of the devices.
-  nodedock_driver_types_edits_t   edits;
-  // Annotations for the agent that starts the container: at most 16, with keys in the format of Kubernetes' annotations. The host
-  // passes them on unchanged. Keys of `cdi.k8s.io` are refused: a driver injects devices by edits only.
-  nodedock_driver_types_list_label_t   annotations;
-  // At most 64 KiB. The host stores it with the claim and returns it at `unprepare` and in `ledger`.
-  driver_list_u8_t   memo;
-} nodedock_driver_types_prepared_claim_t;
-
-typedef struct {
-  bool is_err;
-  union {
-    nodedock_driver_types_prepared_claim_t ok;
-    nodedock_driver_types_problem_t err;
-  } val;
-} nodedock_driver_types_result_prepared_claim_problem_t;
-
-typedef struct nodedock_driver_types_prepare_outcome_t {
-  driver_string_t   uid;
-  nodedock_driver_types_result_prepared_claim_problem_t   outcome;
-} nodedock_driver_types_prepare_outcome_t;
-
-typedef struct {
-  bool is_err;
-  union {
-    nodedock_driver_types_problem_t err;
-  } val;
-} nodedock_driver_types_result_void_problem_t;
-
-typedef struct nodedock_driver_types_unprepare_outcome_t {
-  driver_string_t   uid;
-  nodedock_driver_types_result_void_problem_t   outcome;
-} nodedock_driver_types_unprepare_outcome_t;
-
-typedef struct nodedock_driver_types_live_claim_t {
-  nodedock_driver_types_claim_t   claim;
-  driver_list_u8_t   memo;
-  // Version of the driver that prepared it.
-  driver_string_t   driver_version;
-  // Boot of the node in which the claim was prepared. If it differs from the context's, no kernel state (a virtual function,
-  // a partition, a module parameter) is as the driver left it.
-  driver_string_t   boot_id;
-} nodedock_driver_types_live_claim_t;
-
-typedef uint8_t nodedock_driver_types_health_state_t;
-
-#define NODEDOCK_DRIVER_TYPES_HEALTH_STATE_UNKNOWN 0
-#define NODEDOCK_DRIVER_TYPES_HEALTH_STATE_HEALTHY 1
-#define NODEDOCK_DRIVER_TYPES_HEALTH_STATE_UNHEALTHY 2
-
-typedef struct nodedock_driver_types_device_health_t {
-  driver_string_t   pool;
-  driver_string_t   device;
-  nodedock_driver_types_health_state_t   state;
-  // At most 1 KiB.
-  driver_string_t   message;
-} nodedock_driver_types_device_health_t;
+  nodedock_driver_common_list_key_value_t   details;
+} nodedock_driver_common_problem_t;
+
+// A quantity in Kubernetes' notation: `80Gi`, `500m`, `4`. Not negative.
+typedef driver_string_t nodedock_driver_common_quantity_t;
 
 // What the host passes to every call.
-typedef struct nodedock_driver_types_context_t {
+typedef struct nodedock_driver_common_context_t {
   // Identifies the operation in all of its log lines.
   driver_string_t   request_id;
   driver_string_t   node_name;
@@ -534,10 +73,10 @@ typedef struct nodedock_driver_types_context_t {
   // The operator's config for this driver as JSON; `{}` without a config.
   driver_string_t   config;
   // Facts about the node, by name. Later versions of the host may add facts; a driver ignores those that it does not know.
-  nodedock_driver_types_list_label_t   facts;
-} nodedock_driver_types_context_t;
+  nodedock_driver_common_list_key_value_t   facts;
+} nodedock_driver_common_context_t;
 
-typedef nodedock_driver_types_label_t nodedock_driver_log_label_t;
+typedef nodedock_driver_common_key_value_t nodedock_driver_log_key_value_t;
 
 typedef uint8_t nodedock_driver_log_level_t;
 
@@ -548,11 +87,11 @@ typedef uint8_t nodedock_driver_log_level_t;
 #define NODEDOCK_DRIVER_LOG_LEVEL_ERROR 4
 
 typedef struct {
-  nodedock_driver_log_label_t *ptr;
+  nodedock_driver_log_key_value_t *ptr;
   size_t len;
-} nodedock_driver_log_list_label_t;
+} nodedock_driver_log_list_key_value_t;
 
-typedef nodedock_driver_types_problem_t nodedock_driver_sysfs_problem_t;
+typedef nodedock_driver_common_problem_t nodedock_driver_sysfs_problem_t;
 
 typedef struct {
   bool is_err;
@@ -563,12 +102,22 @@ typedef struct {
 } nodedock_driver_sysfs_result_string_problem_t;
 
 typedef struct {
+  uint8_t *ptr;
+  size_t len;
+} driver_list_u8_t;
+
+typedef struct {
   bool is_err;
   union {
     driver_list_u8_t ok;
     nodedock_driver_sysfs_problem_t err;
   } val;
 } nodedock_driver_sysfs_result_list_u8_problem_t;
+
+typedef struct {
+  driver_string_t *ptr;
+  size_t len;
+} driver_list_string_t;
 
 typedef struct {
   bool is_err;
@@ -578,7 +127,7 @@ typedef struct {
   } val;
 } nodedock_driver_sysfs_result_list_string_problem_t;
 
-typedef nodedock_driver_types_problem_t nodedock_driver_sysfs_write_problem_t;
+typedef nodedock_driver_common_problem_t nodedock_driver_sysfs_write_problem_t;
 
 typedef struct {
   bool is_err;
@@ -587,15 +136,203 @@ typedef struct {
   } val;
 } nodedock_driver_sysfs_write_result_void_problem_t;
 
-typedef nodedock_driver_types_problem_t nodedock_driver_device_nodes_problem_t;
+typedef nodedock_driver_common_problem_t nodedock_driver_host_files_problem_t;
 
-typedef nodedock_driver_types_node_kind_t nodedock_driver_device_nodes_node_kind_t;
+typedef uint8_t nodedock_driver_host_files_file_kind_t;
+
+#define NODEDOCK_DRIVER_HOST_FILES_FILE_KIND_REGULAR 0
+#define NODEDOCK_DRIVER_HOST_FILES_FILE_KIND_DIRECTORY 1
+
+typedef struct nodedock_driver_host_files_file_info_t {
+  // Path as given.
+  driver_string_t   path;
+  // Path without links.
+  driver_string_t   real_path;
+  nodedock_driver_host_files_file_kind_t   kind;
+  // In bytes; 0 for files of `/proc`.
+  uint64_t   size;
+} nodedock_driver_host_files_file_info_t;
+
+typedef struct {
+  bool is_err;
+  union {
+    driver_string_t ok;
+    nodedock_driver_host_files_problem_t err;
+  } val;
+} nodedock_driver_host_files_result_string_problem_t;
+
+typedef struct {
+  bool is_err;
+  union {
+    nodedock_driver_host_files_file_info_t ok;
+    nodedock_driver_host_files_problem_t err;
+  } val;
+} nodedock_driver_host_files_result_file_info_problem_t;
+
+typedef struct {
+  nodedock_driver_host_files_file_info_t *ptr;
+  size_t len;
+} nodedock_driver_host_files_list_file_info_t;
+
+typedef struct {
+  bool is_err;
+  union {
+    nodedock_driver_host_files_list_file_info_t ok;
+    nodedock_driver_host_files_problem_t err;
+  } val;
+} nodedock_driver_host_files_result_list_file_info_problem_t;
+
+typedef nodedock_driver_common_problem_t nodedock_driver_pci_driver_problem_t;
+
+typedef struct {
+  bool is_err;
+  union {
+    driver_list_string_t ok;
+    nodedock_driver_pci_driver_problem_t err;
+  } val;
+} nodedock_driver_pci_driver_result_list_string_problem_t;
+
+typedef nodedock_driver_common_key_value_t nodedock_driver_container_edits_key_value_t;
+
+typedef uint8_t nodedock_driver_container_edits_node_kind_t;
+
+#define NODEDOCK_DRIVER_CONTAINER_EDITS_NODE_KIND_CHARACTER 0
+#define NODEDOCK_DRIVER_CONTAINER_EDITS_NODE_KIND_BLOCK 1
+#define NODEDOCK_DRIVER_CONTAINER_EDITS_NODE_KIND_FIFO 2
+
+// Rights of a container on a device node.
+typedef uint8_t nodedock_driver_container_edits_node_access_t;
+
+#define NODEDOCK_DRIVER_CONTAINER_EDITS_NODE_ACCESS_READ (1 << 0)
+#define NODEDOCK_DRIVER_CONTAINER_EDITS_NODE_ACCESS_WRITE (1 << 1)
+#define NODEDOCK_DRIVER_CONTAINER_EDITS_NODE_ACCESS_MKNOD (1 << 2)
+
+typedef struct {
+  bool is_some;
+  driver_string_t val;
+} driver_option_string_t;
+
+typedef struct {
+  bool is_some;
+  nodedock_driver_container_edits_node_kind_t val;
+} nodedock_driver_container_edits_option_node_kind_t;
+
+typedef struct nodedock_driver_container_edits_device_node_t {
+  // Path in the container: absolute, at most 4,096 bytes, like every path in edits.
+  driver_string_t   path;
+  // Path on the node; without it, the same path.
+  driver_option_string_t   host_path;
+  // The host fills in absent fields from the node, and refuses values that differ from the node.
+  nodedock_driver_container_edits_option_node_kind_t   kind;
+  driver_option_u32_t   major;
+  driver_option_u32_t   minor;
+  // No flag means the runtime's default, which is all of them.
+  nodedock_driver_container_edits_node_access_t   access;
+  // Permission bits, at most `0o777`.
+  driver_option_u32_t   file_mode;
+  driver_option_u32_t   uid;
+  driver_option_u32_t   gid;
+} nodedock_driver_container_edits_device_node_t;
+
+// A bind mount of a file or directory of the node.
+typedef struct nodedock_driver_container_edits_mount_t {
+  driver_string_t   host_path;
+  driver_string_t   container_path;
+  // As for mount(8): `ro`, `nosuid`, `bind`.
+  driver_list_string_t   options;
+  driver_option_string_t   fs_type;
+} nodedock_driver_container_edits_mount_t;
+
+// A network interface that the runtime moves into the container.
+typedef struct nodedock_driver_container_edits_net_device_t {
+  driver_string_t   host_interface;
+  driver_string_t   container_interface;
+} nodedock_driver_container_edits_net_device_t;
+
+// When the runtime runs a hook (OCI runtime specification).
+typedef uint8_t nodedock_driver_container_edits_hook_stage_t;
+
+#define NODEDOCK_DRIVER_CONTAINER_EDITS_HOOK_STAGE_PRESTART 0
+#define NODEDOCK_DRIVER_CONTAINER_EDITS_HOOK_STAGE_CREATE_RUNTIME 1
+#define NODEDOCK_DRIVER_CONTAINER_EDITS_HOOK_STAGE_CREATE_CONTAINER 2
+#define NODEDOCK_DRIVER_CONTAINER_EDITS_HOOK_STAGE_START_CONTAINER 3
+#define NODEDOCK_DRIVER_CONTAINER_EDITS_HOOK_STAGE_POSTSTART 4
+#define NODEDOCK_DRIVER_CONTAINER_EDITS_HOOK_STAGE_POSTSTOP 5
+
+typedef struct {
+  nodedock_driver_container_edits_key_value_t *ptr;
+  size_t len;
+} nodedock_driver_container_edits_list_key_value_t;
+
+// Program of the node that the container runtime runs as root. The host refuses it unless the grant has this exact path.
+typedef struct nodedock_driver_container_edits_hook_t {
+  nodedock_driver_container_edits_hook_stage_t   stage;
+  driver_string_t   path;
+  driver_list_string_t   args;
+  nodedock_driver_container_edits_list_key_value_t   env;
+  driver_option_u32_t   timeout_seconds;
+} nodedock_driver_container_edits_hook_t;
+
+typedef struct nodedock_driver_container_edits_intel_rdt_t {
+  // Name of a class of service: letters, digits, `-`, `_` and `.`, at most 255 bytes.
+  driver_option_string_t   clos_id;
+  driver_list_string_t   schemata;
+  bool   enable_monitoring;
+} nodedock_driver_container_edits_intel_rdt_t;
+
+typedef struct {
+  nodedock_driver_container_edits_device_node_t *ptr;
+  size_t len;
+} nodedock_driver_container_edits_list_device_node_t;
+
+typedef struct {
+  nodedock_driver_container_edits_mount_t *ptr;
+  size_t len;
+} nodedock_driver_container_edits_list_mount_t;
+
+typedef struct {
+  nodedock_driver_container_edits_net_device_t *ptr;
+  size_t len;
+} nodedock_driver_container_edits_list_net_device_t;
+
+typedef struct {
+  nodedock_driver_container_edits_hook_t *ptr;
+  size_t len;
+} nodedock_driver_container_edits_list_hook_t;
+
+typedef struct {
+  uint32_t *ptr;
+  size_t len;
+} driver_list_u32_t;
+
+typedef struct {
+  bool is_some;
+  nodedock_driver_container_edits_intel_rdt_t val;
+} nodedock_driver_container_edits_option_intel_rdt_t;
+
+// At most 64 entries in each list. The host checks every entry against the operator's grant and the node before it uses any.
+typedef struct nodedock_driver_container_edits_container_edits_t {
+  // Environment variables; a value has at most 4 KiB.
+  nodedock_driver_container_edits_list_key_value_t   env;
+  nodedock_driver_container_edits_list_device_node_t   device_nodes;
+  nodedock_driver_container_edits_list_mount_t   mounts;
+  nodedock_driver_container_edits_list_net_device_t   net_devices;
+  nodedock_driver_container_edits_list_hook_t   hooks;
+  // Never 0, the group of root.
+  driver_list_u32_t   additional_gids;
+  nodedock_driver_container_edits_option_intel_rdt_t   intel_rdt;
+} nodedock_driver_container_edits_container_edits_t;
+
+typedef nodedock_driver_common_problem_t nodedock_driver_device_nodes_problem_t;
+
+typedef nodedock_driver_container_edits_node_kind_t nodedock_driver_device_nodes_node_kind_t;
 
 typedef struct nodedock_driver_device_nodes_node_info_t {
   driver_string_t   path;
   nodedock_driver_device_nodes_node_kind_t   kind;
   uint32_t   major;
   uint32_t   minor;
+  // Permission bits.
   uint32_t   mode;
   uint32_t   uid;
   uint32_t   gid;
@@ -624,74 +361,580 @@ typedef struct {
   } val;
 } nodedock_driver_device_nodes_result_node_info_problem_t;
 
-typedef nodedock_driver_types_live_claim_t nodedock_driver_ledger_live_claim_t;
+typedef nodedock_driver_common_problem_t nodedock_driver_net_interfaces_problem_t;
+
+// Operational state (RFC 2863), as the kernel reports it.
+typedef uint8_t nodedock_driver_net_interfaces_operational_state_t;
+
+#define NODEDOCK_DRIVER_NET_INTERFACES_OPERATIONAL_STATE_UNKNOWN 0
+#define NODEDOCK_DRIVER_NET_INTERFACES_OPERATIONAL_STATE_NOT_PRESENT 1
+#define NODEDOCK_DRIVER_NET_INTERFACES_OPERATIONAL_STATE_DOWN 2
+#define NODEDOCK_DRIVER_NET_INTERFACES_OPERATIONAL_STATE_LOWER_LAYER_DOWN 3
+#define NODEDOCK_DRIVER_NET_INTERFACES_OPERATIONAL_STATE_TESTING 4
+#define NODEDOCK_DRIVER_NET_INTERFACES_OPERATIONAL_STATE_DORMANT 5
+#define NODEDOCK_DRIVER_NET_INTERFACES_OPERATIONAL_STATE_UP 6
+
+typedef struct nodedock_driver_net_interfaces_net_interface_t {
+  driver_string_t   name;
+  // Index in the node's network namespace; changes when the interface is created again.
+  uint32_t   index;
+  // Such as `02:00:00:00:00:01`; empty if it has none.
+  driver_string_t   hardware_address;
+  // In bytes.
+  uint32_t   mtu;
+  // Whether it is set up (`ip link set up`).
+  bool   admin_up;
+  nodedock_driver_net_interfaces_operational_state_t   state;
+  // Directory of its device in `/sys`, relative to `/sys`; none for a virtual interface.
+  driver_option_string_t   device_path;
+} nodedock_driver_net_interfaces_net_interface_t;
 
 typedef struct {
-  nodedock_driver_ledger_live_claim_t *ptr;
+  nodedock_driver_net_interfaces_net_interface_t *ptr;
   size_t len;
-} nodedock_driver_ledger_list_live_claim_t;
+} nodedock_driver_net_interfaces_list_net_interface_t;
+
+typedef struct {
+  bool is_err;
+  union {
+    nodedock_driver_net_interfaces_list_net_interface_t ok;
+    nodedock_driver_net_interfaces_problem_t err;
+  } val;
+} nodedock_driver_net_interfaces_result_list_net_interface_problem_t;
+
+typedef struct {
+  bool is_err;
+  union {
+    nodedock_driver_net_interfaces_net_interface_t ok;
+    nodedock_driver_net_interfaces_problem_t err;
+  } val;
+} nodedock_driver_net_interfaces_result_net_interface_problem_t;
+
+typedef nodedock_driver_common_key_value_t nodedock_driver_inventory_key_value_t;
+
+typedef nodedock_driver_common_quantity_t nodedock_driver_inventory_quantity_t;
+
+typedef struct {
+  int64_t *ptr;
+  size_t len;
+} driver_list_s64_t;
+
+typedef struct {
+  bool *ptr;
+  size_t len;
+} driver_list_bool_t;
+
+// An attribute's value. A list has at least one value.
+typedef struct nodedock_driver_inventory_attribute_value_t {
+  uint8_t tag;
+  union {
+    int64_t     int_;
+    bool     boolean;
+    driver_string_t     text;
+    driver_string_t     version;
+    driver_list_s64_t     ints;
+    driver_list_bool_t     booleans;
+    driver_list_string_t     texts;
+    driver_list_string_t     versions;
+  } val;
+} nodedock_driver_inventory_attribute_value_t;
+
+#define NODEDOCK_DRIVER_INVENTORY_ATTRIBUTE_VALUE_INT 0
+#define NODEDOCK_DRIVER_INVENTORY_ATTRIBUTE_VALUE_BOOLEAN 1
+// At most 64 bytes.
+#define NODEDOCK_DRIVER_INVENTORY_ATTRIBUTE_VALUE_TEXT 2
+// Semantic version 2.0.0, at most 64 bytes.
+#define NODEDOCK_DRIVER_INVENTORY_ATTRIBUTE_VALUE_VERSION 3
+#define NODEDOCK_DRIVER_INVENTORY_ATTRIBUTE_VALUE_INTS 4
+#define NODEDOCK_DRIVER_INVENTORY_ATTRIBUTE_VALUE_BOOLEANS 5
+#define NODEDOCK_DRIVER_INVENTORY_ATTRIBUTE_VALUE_TEXTS 6
+#define NODEDOCK_DRIVER_INVENTORY_ATTRIBUTE_VALUE_VERSIONS 7
+
+typedef struct nodedock_driver_inventory_attribute_t {
+  // `name`, in the driver's own domain, or `domain/name`: a C identifier of at most 32 bytes, after a DNS
+  // subdomain of at most 63 bytes.
+  driver_string_t   name;
+  nodedock_driver_inventory_attribute_value_t   value;
+} nodedock_driver_inventory_attribute_t;
 
 typedef struct {
   bool is_some;
-  nodedock_driver_ledger_live_claim_t val;
-} nodedock_driver_ledger_option_live_claim_t;
+  nodedock_driver_inventory_quantity_t val;
+} nodedock_driver_inventory_option_quantity_t;
 
-typedef nodedock_driver_types_label_t exports_nodedock_driver_identity_label_t;
+typedef struct nodedock_driver_inventory_capacity_range_t {
+  nodedock_driver_inventory_quantity_t   min;
+  nodedock_driver_inventory_option_quantity_t   max;
+  nodedock_driver_inventory_option_quantity_t   step;
+} nodedock_driver_inventory_capacity_range_t;
 
-typedef struct exports_nodedock_driver_identity_value_grant_t {
+typedef struct {
+  nodedock_driver_inventory_quantity_t *ptr;
+  size_t len;
+} nodedock_driver_inventory_list_quantity_t;
+
+// Which amounts of a shared device's capacity a claim may request.
+typedef struct nodedock_driver_inventory_capacity_choice_t {
+  uint8_t tag;
+  union {
+    nodedock_driver_inventory_list_quantity_t     values;
+    nodedock_driver_inventory_capacity_range_t     range;
+  } val;
+} nodedock_driver_inventory_capacity_choice_t;
+
+#define NODEDOCK_DRIVER_INVENTORY_CAPACITY_CHOICE_ANY 0
+// At most 10.
+#define NODEDOCK_DRIVER_INVENTORY_CAPACITY_CHOICE_VALUES 1
+#define NODEDOCK_DRIVER_INVENTORY_CAPACITY_CHOICE_RANGE 2
+
+typedef struct nodedock_driver_inventory_capacity_policy_t {
+  // What a request without an amount consumes; without it, the whole capacity.
+  nodedock_driver_inventory_option_quantity_t   default_amount;
+  nodedock_driver_inventory_capacity_choice_t   choice;
+} nodedock_driver_inventory_capacity_policy_t;
+
+typedef struct {
+  bool is_some;
+  nodedock_driver_inventory_capacity_policy_t val;
+} nodedock_driver_inventory_option_capacity_policy_t;
+
+typedef struct nodedock_driver_inventory_capacity_t {
+  // As for attributes.
+  driver_string_t   name;
+  nodedock_driver_inventory_quantity_t   value;
+  // Only for devices that allow several allocations.
+  nodedock_driver_inventory_option_capacity_policy_t   policy;
+} nodedock_driver_inventory_capacity_t;
+
+typedef struct nodedock_driver_inventory_counter_t {
+  // DNS label, at most 63 bytes.
+  driver_string_t   name;
+  nodedock_driver_inventory_quantity_t   value;
+} nodedock_driver_inventory_counter_t;
+
+typedef struct {
+  nodedock_driver_inventory_counter_t *ptr;
+  size_t len;
+} nodedock_driver_inventory_list_counter_t;
+
+typedef struct nodedock_driver_inventory_counter_set_t {
+  // DNS label, at most 63 bytes.
+  driver_string_t   name;
+  // At most 32.
+  nodedock_driver_inventory_list_counter_t   counters;
+} nodedock_driver_inventory_counter_set_t;
+
+typedef uint8_t nodedock_driver_inventory_taint_effect_t;
+
+#define NODEDOCK_DRIVER_INVENTORY_TAINT_EFFECT_NONE 0
+#define NODEDOCK_DRIVER_INVENTORY_TAINT_EFFECT_NO_SCHEDULE 1
+#define NODEDOCK_DRIVER_INVENTORY_TAINT_EFFECT_NO_EXECUTE 2
+
+typedef struct nodedock_driver_inventory_taint_t {
+  // Label key, such as `example.com/broken`.
+  driver_string_t   key;
+  // Label value.
+  driver_string_t   value;
+  nodedock_driver_inventory_taint_effect_t   effect;
+} nodedock_driver_inventory_taint_t;
+
+typedef struct {
+  nodedock_driver_inventory_attribute_t *ptr;
+  size_t len;
+} nodedock_driver_inventory_list_attribute_t;
+
+typedef struct {
+  nodedock_driver_inventory_capacity_t *ptr;
+  size_t len;
+} nodedock_driver_inventory_list_capacity_t;
+
+typedef struct {
+  nodedock_driver_inventory_taint_t *ptr;
+  size_t len;
+} nodedock_driver_inventory_list_taint_t;
+
+typedef struct {
+  nodedock_driver_inventory_counter_set_t *ptr;
+  size_t len;
+} nodedock_driver_inventory_list_counter_set_t;
+
+typedef struct {
+  nodedock_driver_inventory_key_value_t *ptr;
+  size_t len;
+} nodedock_driver_inventory_list_key_value_t;
+
+// One allocatable device.
+typedef struct nodedock_driver_inventory_device_t {
+  // DNS label, at most 63 bytes, unique in its pool and stable across reboots (address, serial; never a device number).
+  driver_string_t   name;
+  // Attributes and capacities together: at most 32. A name occurs once.
+  nodedock_driver_inventory_list_attribute_t   attributes;
+  nodedock_driver_inventory_list_capacity_t   capacities;
+  // At most 16.
+  nodedock_driver_inventory_list_taint_t   taints;
+  // What it consumes of the pool's shared counters: at most 2 sets.
+  nodedock_driver_inventory_list_counter_set_t   consumes;
+  // Whether several claims may use it at once, each with a share.
+  bool   allow_multiple_allocations;
+  // Physical identity, such as `pci:0000:3b:00.0` or `dev:/dev/fuse`: at most 16 of at most 253 bytes each. The host does not
+  // prepare two devices with a common identity at the same time, even if they belong to different drivers.
+  driver_list_string_t   identity;
+  // At most 64.
+  driver_list_u32_t   numa_nodes;
+  // At most 16.
+  nodedock_driver_inventory_list_key_value_t   annotations;
+} nodedock_driver_inventory_device_t;
+
+typedef struct {
+  nodedock_driver_inventory_device_t *ptr;
+  size_t len;
+} nodedock_driver_inventory_list_device_t;
+
+typedef struct nodedock_driver_inventory_pool_t {
+  // DNS subdomain, at most 253 bytes, unique in the driver.
+  driver_string_t   name;
+  nodedock_driver_inventory_list_device_t   devices;
+  // At most 8.
+  nodedock_driver_inventory_list_counter_set_t   shared_counters;
+  // Extended resource that also offers its devices, such as `example.com/gpu`.
+  driver_option_string_t   extended_resource;
+  // At most 16.
+  nodedock_driver_inventory_list_key_value_t   annotations;
+} nodedock_driver_inventory_pool_t;
+
+typedef struct {
+  nodedock_driver_inventory_pool_t *ptr;
+  size_t len;
+} nodedock_driver_inventory_list_pool_t;
+
+// Every device that the driver has on this node now: at most 64 pools and 4,096 devices. A device that is not listed is gone.
+typedef struct nodedock_driver_inventory_inventory_t {
+  nodedock_driver_inventory_list_pool_t   pools;
+} nodedock_driver_inventory_inventory_t;
+
+typedef nodedock_driver_common_key_value_t nodedock_driver_claims_key_value_t;
+
+typedef nodedock_driver_common_problem_t nodedock_driver_claims_problem_t;
+
+typedef nodedock_driver_inventory_counter_t nodedock_driver_claims_counter_t;
+
+typedef nodedock_driver_container_edits_container_edits_t nodedock_driver_claims_container_edits_t;
+
+typedef struct nodedock_driver_claims_claim_ref_t {
+  driver_string_t   namespace_;
+  driver_string_t   name;
+  driver_string_t   uid;
+} nodedock_driver_claims_claim_ref_t;
+
+typedef struct {
+  nodedock_driver_claims_counter_t *ptr;
+  size_t len;
+} nodedock_driver_claims_list_counter_t;
+
+typedef struct nodedock_driver_claims_allocated_device_t {
+  // Request of the claim; `request/subrequest` for a prioritised list.
+  driver_string_t   request;
+  driver_string_t   pool;
+  driver_string_t   device;
+  driver_option_string_t   share_id;
+  // Consumed capacity of a device that allows several allocations.
+  nodedock_driver_claims_list_counter_t   consumed;
+  // Access for management: the device must not change for the claims that use it.
+  bool   admin_access;
+} nodedock_driver_claims_allocated_device_t;
+
+typedef uint8_t nodedock_driver_claims_parameters_source_t;
+
+#define NODEDOCK_DRIVER_CLAIMS_PARAMETERS_SOURCE_DEVICE_CLASS 0
+#define NODEDOCK_DRIVER_CLAIMS_PARAMETERS_SOURCE_CLAIM 1
+
+// Opaque parameters for this driver, of a claim or of a DeviceClass.
+typedef struct nodedock_driver_claims_opaque_parameters_t {
+  nodedock_driver_claims_parameters_source_t   source;
+  // Requests to which they apply; empty means all.
+  driver_list_string_t   requests;
+  // JSON.
+  driver_string_t   parameters;
+} nodedock_driver_claims_opaque_parameters_t;
+
+// A consumer that a claim is reserved for (`status.reservedFor`): a pod, if `resource` is `pods`.
+typedef struct nodedock_driver_claims_consumer_t {
+  // API group; empty for pods.
+  driver_string_t   api_group;
+  // Plural, in lower case: `pods`.
+  driver_string_t   resource;
+  driver_string_t   namespace_;
+  driver_string_t   name;
+  driver_string_t   uid;
+} nodedock_driver_claims_consumer_t;
+
+typedef struct {
+  nodedock_driver_claims_allocated_device_t *ptr;
+  size_t len;
+} nodedock_driver_claims_list_allocated_device_t;
+
+typedef struct {
+  nodedock_driver_claims_opaque_parameters_t *ptr;
+  size_t len;
+} nodedock_driver_claims_list_opaque_parameters_t;
+
+typedef struct {
+  nodedock_driver_claims_consumer_t *ptr;
+  size_t len;
+} nodedock_driver_claims_list_consumer_t;
+
+typedef struct {
+  nodedock_driver_claims_key_value_t *ptr;
+  size_t len;
+} nodedock_driver_claims_list_key_value_t;
+
+// A claim with the devices that were allocated to it from this driver.
+typedef struct nodedock_driver_claims_claim_t {
+  nodedock_driver_claims_claim_ref_t   id;
+  nodedock_driver_claims_list_allocated_device_t   devices;
+  // Parameters for this driver only. Later entries take precedence; those of the claim come after those of the class.
+  nodedock_driver_claims_list_opaque_parameters_t   parameters;
+  // Consumers when the call began. They change while the claim is prepared, without another call: use them for names in logs and
+  // statuses, not to decide what a container gets. In `prepared-claims` and `unprepare`, those that the host last knew.
+  nodedock_driver_claims_list_consumer_t   reserved_for;
+  nodedock_driver_claims_list_key_value_t   annotations;
+  // What the driver saved last with `progress` in a prepare of this claim that did not succeed; empty if there is none.
+  driver_list_u8_t   progress;
+} nodedock_driver_claims_claim_t;
+
+typedef uint8_t nodedock_driver_claims_condition_status_t;
+
+#define NODEDOCK_DRIVER_CLAIMS_CONDITION_STATUS_TRUE 0
+#define NODEDOCK_DRIVER_CLAIMS_CONDITION_STATUS_FALSE 1
+#define NODEDOCK_DRIVER_CLAIMS_CONDITION_STATUS_UNKNOWN 2
+
+// As `metav1.Condition`.
+typedef struct nodedock_driver_claims_condition_t {
+  // The condition's `type`: at most 316 bytes.
+  driver_string_t   kind;
+  nodedock_driver_claims_condition_status_t   status;
+  // At most 1 KiB.
+  driver_string_t   reason;
+  // At most 1 KiB.
+  driver_string_t   message;
+} nodedock_driver_claims_condition_t;
+
+typedef struct nodedock_driver_claims_network_data_t {
+  // At most 256 bytes.
+  driver_string_t   interface_name;
+  // In CIDR notation, at most 16.
+  driver_list_string_t   ips;
+  // At most 128 bytes.
+  driver_string_t   hardware_address;
+} nodedock_driver_claims_network_data_t;
+
+typedef struct {
+  nodedock_driver_claims_condition_t *ptr;
+  size_t len;
+} nodedock_driver_claims_list_condition_t;
+
+typedef struct {
+  bool is_some;
+  nodedock_driver_claims_network_data_t val;
+} nodedock_driver_claims_option_network_data_t;
+
+// The host publishes it in the claim's `status.devices`.
+typedef struct nodedock_driver_claims_device_status_t {
+  // At most 8.
+  nodedock_driver_claims_list_condition_t   conditions;
+  // JSON object of at most 10 KiB.
+  driver_option_string_t   data;
+  nodedock_driver_claims_option_network_data_t   network;
+} nodedock_driver_claims_device_status_t;
+
+typedef struct {
+  bool is_some;
+  nodedock_driver_claims_device_status_t val;
+} nodedock_driver_claims_option_device_status_t;
+
+typedef struct nodedock_driver_claims_prepared_device_t {
+  // Requests that this device satisfies: base names, without subrequests.
+  driver_list_string_t   requests;
+  driver_string_t   pool;
+  driver_string_t   device;
+  driver_option_string_t   share_id;
+  nodedock_driver_claims_container_edits_t   edits;
+  nodedock_driver_claims_option_device_status_t   status;
+} nodedock_driver_claims_prepared_device_t;
+
+typedef struct {
+  nodedock_driver_claims_prepared_device_t *ptr;
+  size_t len;
+} nodedock_driver_claims_list_prepared_device_t;
+
+typedef struct nodedock_driver_claims_prepared_claim_t {
+  // One for each allocated device of the claim.
+  nodedock_driver_claims_list_prepared_device_t   devices;
+  // Edits for every container that uses any of the devices.
+  nodedock_driver_claims_container_edits_t   edits;
+  // Annotations for the agent that starts the container: at most 16, with keys in the format of Kubernetes' annotations. The host
+  // passes them on unchanged. Keys of `cdi.k8s.io` are refused: a driver injects devices by edits only.
+  nodedock_driver_claims_list_key_value_t   annotations;
+  // At most 64 KiB. The host stores it with the claim and returns it at `unprepare` and in `prepared-claims`.
+  driver_list_u8_t   memo;
+} nodedock_driver_claims_prepared_claim_t;
+
+typedef struct {
+  bool is_err;
+  union {
+    nodedock_driver_claims_prepared_claim_t ok;
+    nodedock_driver_claims_problem_t err;
+  } val;
+} nodedock_driver_claims_result_prepared_claim_problem_t;
+
+typedef struct nodedock_driver_claims_prepare_outcome_t {
+  driver_string_t   uid;
+  nodedock_driver_claims_result_prepared_claim_problem_t   outcome;
+} nodedock_driver_claims_prepare_outcome_t;
+
+typedef struct {
+  bool is_err;
+  union {
+    nodedock_driver_claims_problem_t err;
+  } val;
+} nodedock_driver_claims_result_void_problem_t;
+
+typedef struct nodedock_driver_claims_unprepare_outcome_t {
+  driver_string_t   uid;
+  nodedock_driver_claims_result_void_problem_t   outcome;
+} nodedock_driver_claims_unprepare_outcome_t;
+
+// A claim that this driver has prepared, or may have begun to prepare, from the host's checkpoint.
+typedef struct nodedock_driver_claims_claim_record_t {
+  nodedock_driver_claims_claim_t   claim;
+  // Whether a prepare succeeded. If not, one runs now, waits for its turn, failed, or was interrupted.
+  bool   prepared;
+  // The memo of its last prepare that succeeded; empty if none did.
+  driver_list_u8_t   memo;
+  // Version of the driver that prepared it, or else that was called last.
+  driver_string_t   driver_version;
+  // Boot of the node in which the driver was called. If it differs from the context's, no kernel state (a virtual function,
+  // a partition, a module parameter, a bound driver) is as the driver left it.
+  driver_string_t   boot_id;
+} nodedock_driver_claims_claim_record_t;
+
+typedef nodedock_driver_claims_claim_record_t nodedock_driver_prepared_claims_claim_record_t;
+
+typedef struct {
+  nodedock_driver_prepared_claims_claim_record_t *ptr;
+  size_t len;
+} nodedock_driver_prepared_claims_list_claim_record_t;
+
+// Claims sorted by UID: at most 256, and about 1 MiB.
+typedef struct nodedock_driver_prepared_claims_page_t {
+  nodedock_driver_prepared_claims_list_claim_record_t   claims;
+  // UID after which the next page begins; none at the end.
+  driver_option_string_t   next;
+} nodedock_driver_prepared_claims_page_t;
+
+typedef struct {
+  bool is_some;
+  nodedock_driver_prepared_claims_claim_record_t val;
+} nodedock_driver_prepared_claims_option_claim_record_t;
+
+typedef nodedock_driver_common_problem_t nodedock_driver_progress_problem_t;
+
+typedef struct {
+  bool is_err;
+  union {
+    nodedock_driver_progress_problem_t err;
+  } val;
+} nodedock_driver_progress_result_void_problem_t;
+
+typedef nodedock_driver_common_key_value_t exports_nodedock_driver_identity_key_value_t;
+
+// A request to write values to files below `/sys`.
+typedef struct exports_nodedock_driver_identity_write_request_t {
+  // Files, relative to `/sys`.
   driver_string_t   glob;
   // Regular expression that the whole written value must match.
   driver_string_t   pattern;
-} exports_nodedock_driver_identity_value_grant_t;
+} exports_nodedock_driver_identity_write_request_t;
+
+// A request to bind PCI functions to kernel drivers.
+typedef struct exports_nodedock_driver_identity_bind_request_t {
+  // Addresses of functions, such as `0000:3b:00.*`.
+  driver_string_t   functions;
+  // Regular expression that the whole name of the kernel driver must match.
+  driver_string_t   drivers;
+} exports_nodedock_driver_identity_bind_request_t;
 
 typedef struct {
-  exports_nodedock_driver_identity_value_grant_t *ptr;
+  exports_nodedock_driver_identity_write_request_t *ptr;
   size_t len;
-} exports_nodedock_driver_identity_list_value_grant_t;
+} exports_nodedock_driver_identity_list_write_request_t;
 
-// Every list contains globs.
+typedef struct {
+  exports_nodedock_driver_identity_bind_request_t *ptr;
+  size_t len;
+} exports_nodedock_driver_identity_list_bind_request_t;
+
+// Every list contains globs, at most 64 of at most 512 bytes each: `*` and `?` stay within one path segment, `**` does not.
 typedef struct exports_nodedock_driver_identity_capabilities_t {
+  // Relative to `/sys`, for `sysfs`.
   driver_list_string_t   sysfs_read;
-  exports_nodedock_driver_identity_list_value_grant_t   sysfs_write;
+  // For `sysfs-write`.
+  exports_nodedock_driver_identity_list_write_request_t   sysfs_write;
+  // Absolute, for `host-files`.
+  driver_list_string_t   host_files;
+  // For `pci-driver`.
+  exports_nodedock_driver_identity_list_bind_request_t   pci_driver;
+  // Absolute, for `device-nodes` and for device nodes in container edits.
   driver_list_string_t   device_nodes;
+  // Absolute: files and directories of the node in container edits.
   driver_list_string_t   mounts;
+  // Absolute paths without wildcards: programs of the node in container edits.
   driver_list_string_t   hooks;
-  // Names of environment variables.
+  // Names of environment variables in container edits.
   driver_list_string_t   env;
+  // Names of network interfaces, for `net-interfaces` and for container edits.
   driver_list_string_t   net_devices;
 } exports_nodedock_driver_identity_capabilities_t;
 
+// Without a value, the host's default; the operator's grant and the host's ceiling take precedence.
 typedef struct exports_nodedock_driver_identity_limits_t {
+  // Memory of one call.
   driver_option_u32_t   memory_mib;
+  // Elapsed time of one call.
   driver_option_u32_t   wall_ms;
+  // CPU time of one call.
   driver_option_u32_t   cpu_ms;
+  // Calls at the same time. 1: all calls of the driver run one after the other.
+  driver_option_u32_t   concurrent_calls;
 } exports_nodedock_driver_identity_limits_t;
 
 typedef struct {
-  exports_nodedock_driver_identity_label_t *ptr;
+  exports_nodedock_driver_identity_key_value_t *ptr;
   size_t len;
-} exports_nodedock_driver_identity_list_label_t;
+} exports_nodedock_driver_identity_list_key_value_t;
 
 typedef struct exports_nodedock_driver_identity_driver_info_t {
-  // DNS subdomain of at most 63 bytes; the name of the DRA driver.
+  // DNS subdomain of at most 63 bytes that begins with a letter; the name of the DRA driver.
   driver_string_t   name;
-  // Semantic version of the driver.
+  // Semantic version of the driver, at most 64 bytes.
   driver_string_t   version;
+  // One line, at most 1 KiB.
   driver_string_t   summary;
   exports_nodedock_driver_identity_capabilities_t   capabilities;
   exports_nodedock_driver_identity_limits_t   limits;
-  // Kernel subsystems whose events trigger a discovery, such as `pci`, `net`, `drm`.
+  // Kernel subsystems whose events trigger a discovery, such as `pci`, `net`, `drm`: at most 32.
   driver_list_string_t   event_subsystems;
-  // Seconds between discoveries without events; without it, the host's default.
+  // Seconds between discoveries without events, clamped to the host's bounds; without it, the host's default.
   driver_option_u32_t   discovery_period_seconds;
-  exports_nodedock_driver_identity_list_label_t   annotations;
+  // At most 16.
+  exports_nodedock_driver_identity_list_key_value_t   annotations;
 } exports_nodedock_driver_identity_driver_info_t;
 
-typedef nodedock_driver_types_context_t exports_nodedock_driver_discovery_context_t;
+typedef nodedock_driver_common_context_t exports_nodedock_driver_discovery_context_t;
 
-typedef nodedock_driver_types_inventory_t exports_nodedock_driver_discovery_inventory_t;
+typedef nodedock_driver_common_problem_t exports_nodedock_driver_discovery_problem_t;
 
-typedef nodedock_driver_types_problem_t exports_nodedock_driver_discovery_problem_t;
+typedef nodedock_driver_inventory_inventory_t exports_nodedock_driver_discovery_inventory_t;
 
 typedef struct exports_nodedock_driver_discovery_trigger_t {
   uint8_t tag;
@@ -702,7 +945,7 @@ typedef struct exports_nodedock_driver_discovery_trigger_t {
 
 #define EXPORTS_NODEDOCK_DRIVER_DISCOVERY_TRIGGER_LOAD 0
 #define EXPORTS_NODEDOCK_DRIVER_DISCOVERY_TRIGGER_TIMER 1
-// Directories in `/sys` of the devices that changed.
+// Directories in `/sys` of the devices that changed, relative to `/sys`.
 #define EXPORTS_NODEDOCK_DRIVER_DISCOVERY_TRIGGER_EVENTS 2
 #define EXPORTS_NODEDOCK_DRIVER_DISCOVERY_TRIGGER_REQUEST 3
 
@@ -714,15 +957,15 @@ typedef struct {
   } val;
 } exports_nodedock_driver_discovery_result_inventory_problem_t;
 
-typedef nodedock_driver_types_context_t exports_nodedock_driver_preparation_context_t;
+typedef nodedock_driver_common_context_t exports_nodedock_driver_preparation_context_t;
 
-typedef nodedock_driver_types_claim_t exports_nodedock_driver_preparation_claim_t;
+typedef nodedock_driver_claims_claim_t exports_nodedock_driver_preparation_claim_t;
 
-typedef nodedock_driver_types_live_claim_t exports_nodedock_driver_preparation_live_claim_t;
+typedef nodedock_driver_claims_claim_record_t exports_nodedock_driver_preparation_claim_record_t;
 
-typedef nodedock_driver_types_prepare_outcome_t exports_nodedock_driver_preparation_prepare_outcome_t;
+typedef nodedock_driver_claims_prepare_outcome_t exports_nodedock_driver_preparation_prepare_outcome_t;
 
-typedef nodedock_driver_types_unprepare_outcome_t exports_nodedock_driver_preparation_unprepare_outcome_t;
+typedef nodedock_driver_claims_unprepare_outcome_t exports_nodedock_driver_preparation_unprepare_outcome_t;
 
 typedef struct {
   exports_nodedock_driver_preparation_claim_t *ptr;
@@ -735,215 +978,206 @@ typedef struct {
 } exports_nodedock_driver_preparation_list_prepare_outcome_t;
 
 typedef struct {
-  exports_nodedock_driver_preparation_live_claim_t *ptr;
+  exports_nodedock_driver_preparation_claim_record_t *ptr;
   size_t len;
-} exports_nodedock_driver_preparation_list_live_claim_t;
+} exports_nodedock_driver_preparation_list_claim_record_t;
 
 typedef struct {
   exports_nodedock_driver_preparation_unprepare_outcome_t *ptr;
   size_t len;
 } exports_nodedock_driver_preparation_list_unprepare_outcome_t;
 
-// Imported Functions from `nodedock:driver/log@0.1.0`
+// Imported Functions from `nodedock:driver/log@0.2.0`
 // Writes one line. The host truncates a line at 4 KiB, and drops lines beyond the driver's rate.
-extern void nodedock_driver_log_write(nodedock_driver_log_level_t level, driver_string_t *message, nodedock_driver_log_list_label_t *fields);
+extern void nodedock_driver_log_write(nodedock_driver_log_level_t level, driver_string_t *message, nodedock_driver_log_list_key_value_t *fields);
 
-// Imported Functions from `nodedock:driver/sysfs@0.1.0`
-// Returns the content of a regular file, at most 64 KiB, without the trailing line end. Within one call the content is stable.
+// Imported Functions from `nodedock:driver/sysfs@0.2.0`
+// Returns the content of a regular file, at most 64 KiB, without the trailing line end. Also `invalid`: `not-a-file`,
+// `file-too-large`, `not-text`.
 extern bool nodedock_driver_sysfs_read(driver_string_t *path, driver_string_t *ret, nodedock_driver_sysfs_problem_t *err);
-// Returns the content of a regular file as bytes, unchanged.
+// Returns the content of a regular file as bytes, unchanged. Also `invalid`: `not-a-file`, `file-too-large`.
 extern bool nodedock_driver_sysfs_read_bytes(driver_string_t *path, driver_list_u8_t *ret, nodedock_driver_sysfs_problem_t *err);
-// Returns the names in a directory, sorted, at most 4,096.
+// Returns the names in a directory, sorted, at most 4,096. Also `invalid`: `not-a-directory`, `too-many-entries`.
 extern bool nodedock_driver_sysfs_read_dir(driver_string_t *path, driver_list_string_t *ret, nodedock_driver_sysfs_problem_t *err);
 // Returns the resolved target of a link, relative to `/sys`: `bus/pci/drivers/vfio-pci`. The target needs no grant: the host
-// returns its path and does not read it.
+// returns its path and does not read it. Also `invalid`: `not-a-link`.
 extern bool nodedock_driver_sysfs_read_link(driver_string_t *path, driver_string_t *ret, nodedock_driver_sysfs_problem_t *err);
 // Returns the paths that match a glob, sorted, at most 4,096, with links unresolved; an empty list if no path matches. The glob
-// itself must be granted: literally, or by a granted glob that matches it.
+// itself must be granted: literally, or by a granted glob that matches it. Also `invalid`: `bad-glob`, `glob-too-wide`.
 extern bool nodedock_driver_sysfs_glob(driver_string_t *pattern, driver_list_string_t *ret, nodedock_driver_sysfs_problem_t *err);
 
-// Imported Functions from `nodedock:driver/sysfs-write@0.1.0`
+// Imported Functions from `nodedock:driver/sysfs-write@0.2.0`
+// Writes one value of at most 4 KiB in one system call. After it, reads return what the kernel then has, which need not be what
+// was written (`1` reads as `Y`): read back what matters. At most 256 writes, binds and saves of progress in a call; the host refuses more.
+// 
+// | kind | code | when |
+// | --- | --- | --- |
+// | invalid | `bad-path`, `not-a-file`, `value-too-large`, `bad-value` | path or value cannot be written (a value has no zero byte) |
+// | denied | `not-granted` | the grant has no such path with such a value |
+// | denied | `never-allowed`, `outside-sysfs` | no driver may write it |
+// | denied | `not-now` | the call is neither prepare nor unprepare |
+// | denied | `too-many-values` | the claim has 256 changed values already |
+// | not-found | `no-such-path` | nothing exists there |
+// | conflict | `path-replaced` | another device took the path meanwhile |
+// | unavailable | `io-error` | the kernel refused the value; the message has its reason (`EBUSY`, `EINVAL`) |
+// | unavailable | `sysfs-stuck` | the kernel did not answer in time; it may still take the value |
+// | unavailable | `not-kept`, `checkpoint-…` | the previous value could not be made durable; nothing was written |
 extern bool nodedock_driver_sysfs_write_write(driver_string_t *path, driver_string_t *value, nodedock_driver_sysfs_write_problem_t *err);
 
-// Imported Functions from `nodedock:driver/device-nodes@0.1.0`
-// Returns the nodes that match a glob, sorted by path, without directories, links and regular files. The glob itself must be
-// granted, as for `sysfs`.
+// Imported Functions from `nodedock:driver/host-files@0.2.0`
+// Returns the content of a regular file as text, at most 1 MiB, unchanged. Also `invalid`: `not-a-file`, `file-too-large`,
+// `not-text`.
+extern bool nodedock_driver_host_files_read(driver_string_t *path, driver_string_t *ret, nodedock_driver_host_files_problem_t *err);
+// Returns one file or directory.
+extern bool nodedock_driver_host_files_stat(driver_string_t *path, nodedock_driver_host_files_file_info_t *ret, nodedock_driver_host_files_problem_t *err);
+// Returns the files and directories that match a glob, sorted by path, at most 4,096. The glob itself must be granted, as for
+// `sysfs`; paths beyond the ceiling are left out. Also `invalid`: `bad-glob`, `glob-too-wide`.
+extern bool nodedock_driver_host_files_glob(driver_string_t *pattern, nodedock_driver_host_files_list_file_info_t *ret, nodedock_driver_host_files_problem_t *err);
+
+// Imported Functions from `nodedock:driver/pci-driver@0.2.0`
+// Binds a function (`0000:3b:00.0`) to a kernel driver (`vfio-pci`), by `driver_override`, and returns the functions that are now
+// bound to it, sorted. Bound already is a success. The list is what the kernel shows afterwards.
+// 
+// | kind | code | when |
+// | --- | --- | --- |
+// | invalid | `bad-value` | no PCI address, or no name of a kernel driver |
+// | denied | `not-granted` | the grant does not have a function of the group with this kernel driver |
+// | denied | `function-in-use` | a disk that is mounted or part of a volume, an interface that is up, the console |
+// | denied | `not-now` | the call is neither prepare nor unprepare |
+// | not-found | `no-such-path` | no such function |
+// | not-found | `no-such-kernel-driver` | the kernel has no such driver: load its module |
+// | unavailable | `no-iommu` | the function is in no IOMMU group, and the kernel driver needs one |
+// | unavailable | `bind-failed` | the kernel bound nothing or another driver; undone |
+// | unavailable | `sysfs-stuck` | the kernel did not answer in time |
+extern bool nodedock_driver_pci_driver_bind(driver_string_t *address, driver_string_t *driver, driver_list_string_t *ret, nodedock_driver_pci_driver_problem_t *err);
+// Binds the function, and with it what `bind` bound of its group for the claims of this call, to the kernel drivers that they had
+// before, and returns these functions, sorted; an empty list if there is nothing to undo. Problems as of `bind`, without those of grants.
+extern bool nodedock_driver_pci_driver_restore(driver_string_t *address, driver_list_string_t *ret, nodedock_driver_pci_driver_problem_t *err);
+
+// Imported Functions from `nodedock:driver/device-nodes@0.2.0`
+// Returns the nodes that match a glob, sorted by path, at most 4,096, without directories, links and regular files. The glob itself
+// must be granted, as for `sysfs`.
 extern bool nodedock_driver_device_nodes_glob(driver_string_t *pattern, nodedock_driver_device_nodes_list_node_info_t *ret, nodedock_driver_device_nodes_problem_t *err);
-// Returns one node; `not-found` if it does not exist.
+// Returns one node.
 extern bool nodedock_driver_device_nodes_stat(driver_string_t *path, nodedock_driver_device_nodes_node_info_t *ret, nodedock_driver_device_nodes_problem_t *err);
 
-// Imported Functions from `nodedock:driver/ledger@0.1.0`
-// Returns all of them. A driver that shares devices among many claims calls `holders` instead: a result of more than 4 MiB
-// ends the call.
-extern void nodedock_driver_ledger_claims(nodedock_driver_ledger_list_live_claim_t *ret);
-// Returns the claim with this UID.
-extern bool nodedock_driver_ledger_get(driver_string_t *uid, nodedock_driver_ledger_live_claim_t *ret);
-// Returns the claims that use this device, sorted by UID, including claims with admin access to it.
-extern void nodedock_driver_ledger_holders(driver_string_t *pool, driver_string_t *device, nodedock_driver_ledger_list_live_claim_t *ret);
+// Imported Functions from `nodedock:driver/net-interfaces@0.2.0`
+// Returns the granted interfaces, sorted by name, at most 4,096.
+extern bool nodedock_driver_net_interfaces_all(nodedock_driver_net_interfaces_list_net_interface_t *ret, nodedock_driver_net_interfaces_problem_t *err);
+// Returns one interface.
+extern bool nodedock_driver_net_interfaces_get(driver_string_t *name, nodedock_driver_net_interfaces_net_interface_t *ret, nodedock_driver_net_interfaces_problem_t *err);
 
-// Exported Functions from `nodedock:driver/identity@0.1.0`
+// Imported Functions from `nodedock:driver/prepared-claims@0.2.0`
+// Returns the claims after this UID; without one, the first.
+extern void nodedock_driver_prepared_claims_all(driver_string_t *maybe_after, nodedock_driver_prepared_claims_page_t *ret);
+// Returns the claims that use this device, including those with admin access to it, as pages.
+extern void nodedock_driver_prepared_claims_using_device(driver_string_t *pool, driver_string_t *device, driver_string_t *maybe_after, nodedock_driver_prepared_claims_page_t *ret);
+// Returns the claim with this UID.
+extern bool nodedock_driver_prepared_claims_get(driver_string_t *uid, nodedock_driver_prepared_claims_claim_record_t *ret);
+
+// Imported Functions from `nodedock:driver/progress@0.2.0`
+// Saves bytes, at most 64 KiB, for a claim of the running prepare or unprepare, instead of those saved before. They are durable when it
+// returns. The host passes them as the claim's `progress` to later calls, and drops them when a prepare succeeds or the claim ends.
+// Each counts as one of the 256 writes of a call.
+// 
+// | kind | code | when |
+// | --- | --- | --- |
+// | invalid | `value-too-large` | more than 64 KiB |
+// | denied | `not-now` | the call is neither prepare nor unprepare, or not for this claim |
+// | unavailable | `checkpoint-…` | not durable; the bytes saved before remain |
+extern bool nodedock_driver_progress_save(driver_string_t *uid, driver_list_u8_t *progress, nodedock_driver_progress_problem_t *err);
+
+// Exported Functions from `nodedock:driver/identity@0.2.0`
 void exports_nodedock_driver_identity_describe(exports_nodedock_driver_identity_driver_info_t *ret);
 
-// Exported Functions from `nodedock:driver/discovery@0.1.0`
+// Exported Functions from `nodedock:driver/discovery@0.2.0`
 bool exports_nodedock_driver_discovery_discover(exports_nodedock_driver_discovery_context_t *ctx, exports_nodedock_driver_discovery_trigger_t *trigger, exports_nodedock_driver_discovery_inventory_t *ret, exports_nodedock_driver_discovery_problem_t *err);
 
-// Exported Functions from `nodedock:driver/preparation@0.1.0`
+// Exported Functions from `nodedock:driver/preparation@0.2.0`
 void exports_nodedock_driver_preparation_prepare(exports_nodedock_driver_preparation_context_t *ctx, exports_nodedock_driver_preparation_list_claim_t *claims, exports_nodedock_driver_preparation_list_prepare_outcome_t *ret);
-void exports_nodedock_driver_preparation_unprepare(exports_nodedock_driver_preparation_context_t *ctx, exports_nodedock_driver_preparation_list_live_claim_t *claims, exports_nodedock_driver_preparation_list_unprepare_outcome_t *ret);
+void exports_nodedock_driver_preparation_unprepare(exports_nodedock_driver_preparation_context_t *ctx, exports_nodedock_driver_preparation_list_claim_record_t *claims, exports_nodedock_driver_preparation_list_unprepare_outcome_t *ret);
 
 // Helper Functions
 
-void nodedock_driver_types_label_free(nodedock_driver_types_label_t *ptr);
+void nodedock_driver_common_key_value_free(nodedock_driver_common_key_value_t *ptr);
 
 void driver_option_u32_free(driver_option_u32_t *ptr);
 
-void nodedock_driver_types_list_label_free(nodedock_driver_types_list_label_t *ptr);
+void nodedock_driver_common_list_key_value_free(nodedock_driver_common_list_key_value_t *ptr);
 
-void nodedock_driver_types_problem_free(nodedock_driver_types_problem_t *ptr);
+void nodedock_driver_common_problem_free(nodedock_driver_common_problem_t *ptr);
 
-void nodedock_driver_types_quantity_free(nodedock_driver_types_quantity_t *ptr);
+void nodedock_driver_common_quantity_free(nodedock_driver_common_quantity_t *ptr);
 
-void driver_list_s64_free(driver_list_s64_t *ptr);
+void nodedock_driver_common_context_free(nodedock_driver_common_context_t *ptr);
 
-void driver_list_bool_free(driver_list_bool_t *ptr);
+void nodedock_driver_log_key_value_free(nodedock_driver_log_key_value_t *ptr);
 
-void driver_list_string_free(driver_list_string_t *ptr);
-
-void nodedock_driver_types_attribute_value_free(nodedock_driver_types_attribute_value_t *ptr);
-
-void nodedock_driver_types_attribute_free(nodedock_driver_types_attribute_t *ptr);
-
-void nodedock_driver_types_option_quantity_free(nodedock_driver_types_option_quantity_t *ptr);
-
-void nodedock_driver_types_capacity_range_free(nodedock_driver_types_capacity_range_t *ptr);
-
-void nodedock_driver_types_list_quantity_free(nodedock_driver_types_list_quantity_t *ptr);
-
-void nodedock_driver_types_capacity_choice_free(nodedock_driver_types_capacity_choice_t *ptr);
-
-void nodedock_driver_types_capacity_policy_free(nodedock_driver_types_capacity_policy_t *ptr);
-
-void nodedock_driver_types_option_capacity_policy_free(nodedock_driver_types_option_capacity_policy_t *ptr);
-
-void nodedock_driver_types_capacity_free(nodedock_driver_types_capacity_t *ptr);
-
-void nodedock_driver_types_counter_free(nodedock_driver_types_counter_t *ptr);
-
-void nodedock_driver_types_list_counter_free(nodedock_driver_types_list_counter_t *ptr);
-
-void nodedock_driver_types_counter_set_free(nodedock_driver_types_counter_set_t *ptr);
-
-void nodedock_driver_types_taint_free(nodedock_driver_types_taint_t *ptr);
-
-void nodedock_driver_types_list_attribute_free(nodedock_driver_types_list_attribute_t *ptr);
-
-void nodedock_driver_types_list_capacity_free(nodedock_driver_types_list_capacity_t *ptr);
-
-void nodedock_driver_types_list_taint_free(nodedock_driver_types_list_taint_t *ptr);
-
-void nodedock_driver_types_list_counter_set_free(nodedock_driver_types_list_counter_set_t *ptr);
-
-void driver_list_u32_free(driver_list_u32_t *ptr);
-
-void nodedock_driver_types_device_free(nodedock_driver_types_device_t *ptr);
-
-void nodedock_driver_types_list_device_free(nodedock_driver_types_list_device_t *ptr);
-
-void driver_option_string_free(driver_option_string_t *ptr);
-
-void nodedock_driver_types_pool_free(nodedock_driver_types_pool_t *ptr);
-
-void nodedock_driver_types_list_pool_free(nodedock_driver_types_list_pool_t *ptr);
-
-void nodedock_driver_types_inventory_free(nodedock_driver_types_inventory_t *ptr);
-
-void nodedock_driver_types_claim_ref_free(nodedock_driver_types_claim_ref_t *ptr);
-
-void nodedock_driver_types_allocated_device_free(nodedock_driver_types_allocated_device_t *ptr);
-
-void nodedock_driver_types_opaque_config_free(nodedock_driver_types_opaque_config_t *ptr);
-
-void nodedock_driver_types_list_allocated_device_free(nodedock_driver_types_list_allocated_device_t *ptr);
-
-void nodedock_driver_types_list_opaque_config_free(nodedock_driver_types_list_opaque_config_t *ptr);
-
-void nodedock_driver_types_claim_free(nodedock_driver_types_claim_t *ptr);
-
-void nodedock_driver_types_option_node_kind_free(nodedock_driver_types_option_node_kind_t *ptr);
-
-void nodedock_driver_types_device_node_free(nodedock_driver_types_device_node_t *ptr);
-
-void nodedock_driver_types_mount_free(nodedock_driver_types_mount_t *ptr);
-
-void nodedock_driver_types_net_device_free(nodedock_driver_types_net_device_t *ptr);
-
-void nodedock_driver_types_hook_free(nodedock_driver_types_hook_t *ptr);
-
-void nodedock_driver_types_intel_rdt_free(nodedock_driver_types_intel_rdt_t *ptr);
-
-void nodedock_driver_types_list_device_node_free(nodedock_driver_types_list_device_node_t *ptr);
-
-void nodedock_driver_types_list_mount_free(nodedock_driver_types_list_mount_t *ptr);
-
-void nodedock_driver_types_list_net_device_free(nodedock_driver_types_list_net_device_t *ptr);
-
-void nodedock_driver_types_list_hook_free(nodedock_driver_types_list_hook_t *ptr);
-
-void nodedock_driver_types_option_intel_rdt_free(nodedock_driver_types_option_intel_rdt_t *ptr);
-
-void nodedock_driver_types_edits_free(nodedock_driver_types_edits_t *ptr);
-
-void driver_option_bool_free(driver_option_bool_t *ptr);
-
-void nodedock_driver_types_condition_free(nodedock_driver_types_condition_t *ptr);
-
-void nodedock_driver_types_network_data_free(nodedock_driver_types_network_data_t *ptr);
-
-void nodedock_driver_types_list_condition_free(nodedock_driver_types_list_condition_t *ptr);
-
-void nodedock_driver_types_option_network_data_free(nodedock_driver_types_option_network_data_t *ptr);
-
-void nodedock_driver_types_device_status_free(nodedock_driver_types_device_status_t *ptr);
-
-void nodedock_driver_types_option_device_status_free(nodedock_driver_types_option_device_status_t *ptr);
-
-void nodedock_driver_types_prepared_device_free(nodedock_driver_types_prepared_device_t *ptr);
-
-void nodedock_driver_types_list_prepared_device_free(nodedock_driver_types_list_prepared_device_t *ptr);
-
-void driver_list_u8_free(driver_list_u8_t *ptr);
-
-void nodedock_driver_types_prepared_claim_free(nodedock_driver_types_prepared_claim_t *ptr);
-
-void nodedock_driver_types_result_prepared_claim_problem_free(nodedock_driver_types_result_prepared_claim_problem_t *ptr);
-
-void nodedock_driver_types_prepare_outcome_free(nodedock_driver_types_prepare_outcome_t *ptr);
-
-void nodedock_driver_types_result_void_problem_free(nodedock_driver_types_result_void_problem_t *ptr);
-
-void nodedock_driver_types_unprepare_outcome_free(nodedock_driver_types_unprepare_outcome_t *ptr);
-
-void nodedock_driver_types_live_claim_free(nodedock_driver_types_live_claim_t *ptr);
-
-void nodedock_driver_types_device_health_free(nodedock_driver_types_device_health_t *ptr);
-
-void nodedock_driver_types_context_free(nodedock_driver_types_context_t *ptr);
-
-void nodedock_driver_log_label_free(nodedock_driver_log_label_t *ptr);
-
-void nodedock_driver_log_list_label_free(nodedock_driver_log_list_label_t *ptr);
+void nodedock_driver_log_list_key_value_free(nodedock_driver_log_list_key_value_t *ptr);
 
 void nodedock_driver_sysfs_problem_free(nodedock_driver_sysfs_problem_t *ptr);
 
 void nodedock_driver_sysfs_result_string_problem_free(nodedock_driver_sysfs_result_string_problem_t *ptr);
 
+void driver_list_u8_free(driver_list_u8_t *ptr);
+
 void nodedock_driver_sysfs_result_list_u8_problem_free(nodedock_driver_sysfs_result_list_u8_problem_t *ptr);
+
+void driver_list_string_free(driver_list_string_t *ptr);
 
 void nodedock_driver_sysfs_result_list_string_problem_free(nodedock_driver_sysfs_result_list_string_problem_t *ptr);
 
 void nodedock_driver_sysfs_write_problem_free(nodedock_driver_sysfs_write_problem_t *ptr);
 
 void nodedock_driver_sysfs_write_result_void_problem_free(nodedock_driver_sysfs_write_result_void_problem_t *ptr);
+
+void nodedock_driver_host_files_problem_free(nodedock_driver_host_files_problem_t *ptr);
+
+void nodedock_driver_host_files_file_info_free(nodedock_driver_host_files_file_info_t *ptr);
+
+void nodedock_driver_host_files_result_string_problem_free(nodedock_driver_host_files_result_string_problem_t *ptr);
+
+void nodedock_driver_host_files_result_file_info_problem_free(nodedock_driver_host_files_result_file_info_problem_t *ptr);
+
+void nodedock_driver_host_files_list_file_info_free(nodedock_driver_host_files_list_file_info_t *ptr);
+
+void nodedock_driver_host_files_result_list_file_info_problem_free(nodedock_driver_host_files_result_list_file_info_problem_t *ptr);
+
+void nodedock_driver_pci_driver_problem_free(nodedock_driver_pci_driver_problem_t *ptr);
+
+void nodedock_driver_pci_driver_result_list_string_problem_free(nodedock_driver_pci_driver_result_list_string_problem_t *ptr);
+
+void nodedock_driver_container_edits_key_value_free(nodedock_driver_container_edits_key_value_t *ptr);
+
+void driver_option_string_free(driver_option_string_t *ptr);
+
+void nodedock_driver_container_edits_option_node_kind_free(nodedock_driver_container_edits_option_node_kind_t *ptr);
+
+void nodedock_driver_container_edits_device_node_free(nodedock_driver_container_edits_device_node_t *ptr);
+
+void nodedock_driver_container_edits_mount_free(nodedock_driver_container_edits_mount_t *ptr);
+
+void nodedock_driver_container_edits_net_device_free(nodedock_driver_container_edits_net_device_t *ptr);
+
+void nodedock_driver_container_edits_list_key_value_free(nodedock_driver_container_edits_list_key_value_t *ptr);
+
+void nodedock_driver_container_edits_hook_free(nodedock_driver_container_edits_hook_t *ptr);
+
+void nodedock_driver_container_edits_intel_rdt_free(nodedock_driver_container_edits_intel_rdt_t *ptr);
+
+void nodedock_driver_container_edits_list_device_node_free(nodedock_driver_container_edits_list_device_node_t *ptr);
+
+void nodedock_driver_container_edits_list_mount_free(nodedock_driver_container_edits_list_mount_t *ptr);
+
+void nodedock_driver_container_edits_list_net_device_free(nodedock_driver_container_edits_list_net_device_t *ptr);
+
+void nodedock_driver_container_edits_list_hook_free(nodedock_driver_container_edits_list_hook_t *ptr);
+
+void driver_list_u32_free(driver_list_u32_t *ptr);
+
+void nodedock_driver_container_edits_option_intel_rdt_free(nodedock_driver_container_edits_option_intel_rdt_t *ptr);
+
+void nodedock_driver_container_edits_container_edits_free(nodedock_driver_container_edits_container_edits_t *ptr);
 
 void nodedock_driver_device_nodes_problem_free(nodedock_driver_device_nodes_problem_t *ptr);
 
@@ -955,31 +1189,161 @@ void nodedock_driver_device_nodes_result_list_node_info_problem_free(nodedock_dr
 
 void nodedock_driver_device_nodes_result_node_info_problem_free(nodedock_driver_device_nodes_result_node_info_problem_t *ptr);
 
-void nodedock_driver_ledger_live_claim_free(nodedock_driver_ledger_live_claim_t *ptr);
+void nodedock_driver_net_interfaces_problem_free(nodedock_driver_net_interfaces_problem_t *ptr);
 
-void nodedock_driver_ledger_list_live_claim_free(nodedock_driver_ledger_list_live_claim_t *ptr);
+void nodedock_driver_net_interfaces_net_interface_free(nodedock_driver_net_interfaces_net_interface_t *ptr);
 
-void nodedock_driver_ledger_option_live_claim_free(nodedock_driver_ledger_option_live_claim_t *ptr);
+void nodedock_driver_net_interfaces_list_net_interface_free(nodedock_driver_net_interfaces_list_net_interface_t *ptr);
 
-void exports_nodedock_driver_identity_label_free(exports_nodedock_driver_identity_label_t *ptr);
+void nodedock_driver_net_interfaces_result_list_net_interface_problem_free(nodedock_driver_net_interfaces_result_list_net_interface_problem_t *ptr);
 
-void exports_nodedock_driver_identity_value_grant_free(exports_nodedock_driver_identity_value_grant_t *ptr);
+void nodedock_driver_net_interfaces_result_net_interface_problem_free(nodedock_driver_net_interfaces_result_net_interface_problem_t *ptr);
 
-void exports_nodedock_driver_identity_list_value_grant_free(exports_nodedock_driver_identity_list_value_grant_t *ptr);
+void nodedock_driver_inventory_key_value_free(nodedock_driver_inventory_key_value_t *ptr);
+
+void nodedock_driver_inventory_quantity_free(nodedock_driver_inventory_quantity_t *ptr);
+
+void driver_list_s64_free(driver_list_s64_t *ptr);
+
+void driver_list_bool_free(driver_list_bool_t *ptr);
+
+void nodedock_driver_inventory_attribute_value_free(nodedock_driver_inventory_attribute_value_t *ptr);
+
+void nodedock_driver_inventory_attribute_free(nodedock_driver_inventory_attribute_t *ptr);
+
+void nodedock_driver_inventory_option_quantity_free(nodedock_driver_inventory_option_quantity_t *ptr);
+
+void nodedock_driver_inventory_capacity_range_free(nodedock_driver_inventory_capacity_range_t *ptr);
+
+void nodedock_driver_inventory_list_quantity_free(nodedock_driver_inventory_list_quantity_t *ptr);
+
+void nodedock_driver_inventory_capacity_choice_free(nodedock_driver_inventory_capacity_choice_t *ptr);
+
+void nodedock_driver_inventory_capacity_policy_free(nodedock_driver_inventory_capacity_policy_t *ptr);
+
+void nodedock_driver_inventory_option_capacity_policy_free(nodedock_driver_inventory_option_capacity_policy_t *ptr);
+
+void nodedock_driver_inventory_capacity_free(nodedock_driver_inventory_capacity_t *ptr);
+
+void nodedock_driver_inventory_counter_free(nodedock_driver_inventory_counter_t *ptr);
+
+void nodedock_driver_inventory_list_counter_free(nodedock_driver_inventory_list_counter_t *ptr);
+
+void nodedock_driver_inventory_counter_set_free(nodedock_driver_inventory_counter_set_t *ptr);
+
+void nodedock_driver_inventory_taint_free(nodedock_driver_inventory_taint_t *ptr);
+
+void nodedock_driver_inventory_list_attribute_free(nodedock_driver_inventory_list_attribute_t *ptr);
+
+void nodedock_driver_inventory_list_capacity_free(nodedock_driver_inventory_list_capacity_t *ptr);
+
+void nodedock_driver_inventory_list_taint_free(nodedock_driver_inventory_list_taint_t *ptr);
+
+void nodedock_driver_inventory_list_counter_set_free(nodedock_driver_inventory_list_counter_set_t *ptr);
+
+void nodedock_driver_inventory_list_key_value_free(nodedock_driver_inventory_list_key_value_t *ptr);
+
+void nodedock_driver_inventory_device_free(nodedock_driver_inventory_device_t *ptr);
+
+void nodedock_driver_inventory_list_device_free(nodedock_driver_inventory_list_device_t *ptr);
+
+void nodedock_driver_inventory_pool_free(nodedock_driver_inventory_pool_t *ptr);
+
+void nodedock_driver_inventory_list_pool_free(nodedock_driver_inventory_list_pool_t *ptr);
+
+void nodedock_driver_inventory_inventory_free(nodedock_driver_inventory_inventory_t *ptr);
+
+void nodedock_driver_claims_key_value_free(nodedock_driver_claims_key_value_t *ptr);
+
+void nodedock_driver_claims_problem_free(nodedock_driver_claims_problem_t *ptr);
+
+void nodedock_driver_claims_counter_free(nodedock_driver_claims_counter_t *ptr);
+
+void nodedock_driver_claims_container_edits_free(nodedock_driver_claims_container_edits_t *ptr);
+
+void nodedock_driver_claims_claim_ref_free(nodedock_driver_claims_claim_ref_t *ptr);
+
+void nodedock_driver_claims_list_counter_free(nodedock_driver_claims_list_counter_t *ptr);
+
+void nodedock_driver_claims_allocated_device_free(nodedock_driver_claims_allocated_device_t *ptr);
+
+void nodedock_driver_claims_opaque_parameters_free(nodedock_driver_claims_opaque_parameters_t *ptr);
+
+void nodedock_driver_claims_consumer_free(nodedock_driver_claims_consumer_t *ptr);
+
+void nodedock_driver_claims_list_allocated_device_free(nodedock_driver_claims_list_allocated_device_t *ptr);
+
+void nodedock_driver_claims_list_opaque_parameters_free(nodedock_driver_claims_list_opaque_parameters_t *ptr);
+
+void nodedock_driver_claims_list_consumer_free(nodedock_driver_claims_list_consumer_t *ptr);
+
+void nodedock_driver_claims_list_key_value_free(nodedock_driver_claims_list_key_value_t *ptr);
+
+void nodedock_driver_claims_claim_free(nodedock_driver_claims_claim_t *ptr);
+
+void nodedock_driver_claims_condition_free(nodedock_driver_claims_condition_t *ptr);
+
+void nodedock_driver_claims_network_data_free(nodedock_driver_claims_network_data_t *ptr);
+
+void nodedock_driver_claims_list_condition_free(nodedock_driver_claims_list_condition_t *ptr);
+
+void nodedock_driver_claims_option_network_data_free(nodedock_driver_claims_option_network_data_t *ptr);
+
+void nodedock_driver_claims_device_status_free(nodedock_driver_claims_device_status_t *ptr);
+
+void nodedock_driver_claims_option_device_status_free(nodedock_driver_claims_option_device_status_t *ptr);
+
+void nodedock_driver_claims_prepared_device_free(nodedock_driver_claims_prepared_device_t *ptr);
+
+void nodedock_driver_claims_list_prepared_device_free(nodedock_driver_claims_list_prepared_device_t *ptr);
+
+void nodedock_driver_claims_prepared_claim_free(nodedock_driver_claims_prepared_claim_t *ptr);
+
+void nodedock_driver_claims_result_prepared_claim_problem_free(nodedock_driver_claims_result_prepared_claim_problem_t *ptr);
+
+void nodedock_driver_claims_prepare_outcome_free(nodedock_driver_claims_prepare_outcome_t *ptr);
+
+void nodedock_driver_claims_result_void_problem_free(nodedock_driver_claims_result_void_problem_t *ptr);
+
+void nodedock_driver_claims_unprepare_outcome_free(nodedock_driver_claims_unprepare_outcome_t *ptr);
+
+void nodedock_driver_claims_claim_record_free(nodedock_driver_claims_claim_record_t *ptr);
+
+void nodedock_driver_prepared_claims_claim_record_free(nodedock_driver_prepared_claims_claim_record_t *ptr);
+
+void nodedock_driver_prepared_claims_list_claim_record_free(nodedock_driver_prepared_claims_list_claim_record_t *ptr);
+
+void nodedock_driver_prepared_claims_page_free(nodedock_driver_prepared_claims_page_t *ptr);
+
+void nodedock_driver_prepared_claims_option_claim_record_free(nodedock_driver_prepared_claims_option_claim_record_t *ptr);
+
+void nodedock_driver_progress_problem_free(nodedock_driver_progress_problem_t *ptr);
+
+void nodedock_driver_progress_result_void_problem_free(nodedock_driver_progress_result_void_problem_t *ptr);
+
+void exports_nodedock_driver_identity_key_value_free(exports_nodedock_driver_identity_key_value_t *ptr);
+
+void exports_nodedock_driver_identity_write_request_free(exports_nodedock_driver_identity_write_request_t *ptr);
+
+void exports_nodedock_driver_identity_bind_request_free(exports_nodedock_driver_identity_bind_request_t *ptr);
+
+void exports_nodedock_driver_identity_list_write_request_free(exports_nodedock_driver_identity_list_write_request_t *ptr);
+
+void exports_nodedock_driver_identity_list_bind_request_free(exports_nodedock_driver_identity_list_bind_request_t *ptr);
 
 void exports_nodedock_driver_identity_capabilities_free(exports_nodedock_driver_identity_capabilities_t *ptr);
 
 void exports_nodedock_driver_identity_limits_free(exports_nodedock_driver_identity_limits_t *ptr);
 
-void exports_nodedock_driver_identity_list_label_free(exports_nodedock_driver_identity_list_label_t *ptr);
+void exports_nodedock_driver_identity_list_key_value_free(exports_nodedock_driver_identity_list_key_value_t *ptr);
 
 void exports_nodedock_driver_identity_driver_info_free(exports_nodedock_driver_identity_driver_info_t *ptr);
 
 void exports_nodedock_driver_discovery_context_free(exports_nodedock_driver_discovery_context_t *ptr);
 
-void exports_nodedock_driver_discovery_inventory_free(exports_nodedock_driver_discovery_inventory_t *ptr);
-
 void exports_nodedock_driver_discovery_problem_free(exports_nodedock_driver_discovery_problem_t *ptr);
+
+void exports_nodedock_driver_discovery_inventory_free(exports_nodedock_driver_discovery_inventory_t *ptr);
 
 void exports_nodedock_driver_discovery_trigger_free(exports_nodedock_driver_discovery_trigger_t *ptr);
 
@@ -989,7 +1353,7 @@ void exports_nodedock_driver_preparation_context_free(exports_nodedock_driver_pr
 
 void exports_nodedock_driver_preparation_claim_free(exports_nodedock_driver_preparation_claim_t *ptr);
 
-void exports_nodedock_driver_preparation_live_claim_free(exports_nodedock_driver_preparation_live_claim_t *ptr);
+void exports_nodedock_driver_preparation_claim_record_free(exports_nodedock_driver_preparation_claim_record_t *ptr);
 
 void exports_nodedock_driver_preparation_prepare_outcome_free(exports_nodedock_driver_preparation_prepare_outcome_t *ptr);
 
@@ -999,7 +1363,7 @@ void exports_nodedock_driver_preparation_list_claim_free(exports_nodedock_driver
 
 void exports_nodedock_driver_preparation_list_prepare_outcome_free(exports_nodedock_driver_preparation_list_prepare_outcome_t *ptr);
 
-void exports_nodedock_driver_preparation_list_live_claim_free(exports_nodedock_driver_preparation_list_live_claim_t *ptr);
+void exports_nodedock_driver_preparation_list_claim_record_free(exports_nodedock_driver_preparation_list_claim_record_t *ptr);
 
 void exports_nodedock_driver_preparation_list_unprepare_outcome_free(exports_nodedock_driver_preparation_list_unprepare_outcome_t *ptr);
 

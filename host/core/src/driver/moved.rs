@@ -1,9 +1,7 @@
 //! Checks whether device nodes are unchanged since a claim was prepared: a device that was plugged in again has other numbers,
 //! and the old ones may belong to another device.
 
-use std::fs::Metadata;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-
+use crate::hardware::{Hardware, NodeNumbers};
 use nodedock_model::{DeviceNode, NodeKind, PreparedClaim};
 
 /// A node that has changed.
@@ -18,49 +16,40 @@ pub struct Moved {
 }
 
 /// Returns whether a node is gone, or has another type or number.
-pub fn have_moved(prepared: &PreparedClaim) -> bool {
-    first_moved(prepared).is_some()
+pub fn have_moved(prepared: &PreparedClaim, hardware: &Hardware) -> bool {
+    first_moved(prepared, hardware).is_some()
 }
 
 /// Returns the first node that is gone, or has another type or number. Needs one `stat` for each node of the edits; opens nothing, and
 /// follows no link.
-pub fn first_moved(prepared: &PreparedClaim) -> Option<Moved> {
+pub fn first_moved(prepared: &PreparedClaim, hardware: &Hardware) -> Option<Moved> {
     let of_devices = prepared.devices.iter().filter_map(|device| device.access.edits());
     let mut nodes = of_devices.chain([&prepared.edits]).flat_map(|edits| &edits.device_nodes);
-    nodes.find_map(moved)
+    nodes.find_map(|node| moved(node, hardware))
 }
 
 /// A node without recorded numbers counts as unchanged.
-fn moved(node: &DeviceNode) -> Option<Moved> {
+fn moved(node: &DeviceNode, hardware: &Hardware) -> Option<Moved> {
     let kind = node.kind?;
-    let found = std::fs::symlink_metadata(node.node_path());
-    if found.as_ref().is_ok_and(|found| is_same(node, kind, found)) {
+    let found = hardware.node(node.node_path());
+    if found.as_ref().is_ok_and(|found| found.is_some_and(|found| is_same(node, kind, found))) {
         return None;
     }
-    let now = found.map_or_else(|error| format!("not to be had ({error})"), |found| words_of(&found));
+    let now = found.map_or_else(|error| format!("not to be had ({error})"), words_of);
     Some(Moved { path: node.node_path().to_owned(), then: words(Some(kind), node.major, node.minor), now })
 }
 
-fn is_same(node: &DeviceNode, kind: NodeKind, found: &Metadata) -> bool {
+fn is_same(node: &DeviceNode, kind: NodeKind, found: NodeNumbers) -> bool {
     let is = |number: Option<u32>, now: u32| number.is_none_or(|number| number == now);
-    let same =
-        is(node.major, rustix::fs::major(found.rdev())) && is(node.minor, rustix::fs::minor(found.rdev()));
-    kind_of(found) == Some(kind) && (kind == NodeKind::Fifo || same)
+    let same = is(node.major, found.major) && is(node.minor, found.minor);
+    found.kind == kind && (kind == NodeKind::Fifo || same)
 }
 
-fn kind_of(found: &Metadata) -> Option<NodeKind> {
-    let kind = found.file_type();
-    let kinds = [
-        (kind.is_char_device(), NodeKind::Character),
-        (kind.is_block_device(), NodeKind::Block),
-        (kind.is_fifo(), NodeKind::Fifo),
-    ];
-    kinds.into_iter().find_map(|(is, kind)| is.then_some(kind))
-}
-
-fn words_of(found: &Metadata) -> String {
-    let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
-    words(kind_of(found), Some(major), Some(minor))
+fn words_of(found: Option<NodeNumbers>) -> String {
+    match found {
+        Some(NodeNumbers { kind, major, minor }) => words(Some(kind), Some(major), Some(minor)),
+        None => words(None, None, None),
+    }
 }
 
 fn words(kind: Option<NodeKind>, major: Option<u32>, minor: Option<u32>) -> String {
@@ -77,6 +66,11 @@ fn words(kind: Option<NodeKind>, major: Option<u32>, minor: Option<u32>) -> Stri
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn have_moved(prepared: &PreparedClaim) -> bool {
+        super::have_moved(prepared, &Hardware::of_node())
+    }
+
     use nodedock_model::Edits;
 
     fn node(path: &str, kind: Option<NodeKind>, numbers: Option<(u32, u32)>) -> PreparedClaim {
@@ -106,7 +100,9 @@ mod tests {
         assert!(have_moved(&node("/dev/null", Some(NodeKind::Block), Some((1, 3)))));
         assert!(have_moved(&node("/dev/null", Some(NodeKind::Fifo), None)));
         assert!(have_moved(&node("/dev/there-is-none", character, Some((1, 3)))));
-        let words = |prepared| first_moved(&prepared).map(|moved| (moved.path, moved.then, moved.now));
+        let words = |prepared| {
+            first_moved(&prepared, &Hardware::of_node()).map(|moved| (moved.path, moved.then, moved.now))
+        };
         let expected =
             |path: &str, then: &str, now: &str| Some((path.to_owned(), then.to_owned(), now.to_owned()));
         assert_eq!(
@@ -114,7 +110,9 @@ mod tests {
             expected("/dev/null", "block device 1:5", "character device 1:3")
         );
         assert_eq!(words(node("/", Some(NodeKind::Fifo), None)), expected("/", "a pipe", "no device node"));
-        let gone = first_moved(&node("/dev/there-is-none", character, Some((1, 3)))).unwrap().now;
+        let gone = first_moved(&node("/dev/there-is-none", character, Some((1, 3))), &Hardware::of_node())
+            .unwrap()
+            .now;
         assert!(gone.starts_with("not to be had") && gone.contains("No such file"), "{gone}");
         // A link to a node is not a node.
         let directory = tempfile::tempdir().unwrap();

@@ -1,10 +1,12 @@
 //! Values that drivers change on the node: the recorder of previous values, and the audit log.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 
 use nodedock_base::locks::LockGuard;
 use nodedock_base::printable::printable;
-use nodedock_model::{DriverName, ObjectRef, Problem, ProblemCode};
+use nodedock_model::{DriverName, ObjectRef, Problem, ProblemCode, Uid};
 
 /// Log target of the audit: every value below `/sys` that is written, restored or refused.
 pub const AUDIT: &str = "audit";
@@ -34,6 +36,21 @@ pub trait Journal: Send + Sync {
     /// Makes the intent of the write durable, with the previous value. Without it nothing is written.
     async fn intend(&self, write: &Write<'_>) -> Result<(), Problem>;
 
+    /// Returns the value that a path had before the driver's first write for these claims, with the file's inode; `None` without a write,
+    /// or if the value is unknown.
+    fn before(&self, driver: &DriverName, claims: &[ObjectRef], path: &str) -> Option<(u64, String)>;
+
+    /// Makes bytes durable that a driver saves in the middle of a prepare of the claim, instead of those saved before.
+    async fn save_progress(
+        &self,
+        driver: &DriverName,
+        claim: &ObjectRef,
+        progress: Vec<u8>,
+    ) -> Result<(), Problem>;
+
+    /// Returns what a driver saved last, by UID of the claim, for claims that no prepare has succeeded for since.
+    fn progress(&self, driver: &DriverName) -> BTreeMap<Uid, Vec<u8>>;
+
     /// Records the outcome: the current value, or (`None`) that nothing was changed. Durable with the claim's next commit.
     fn settle(&self, write: &Write<'_>, stands: Option<String>);
 }
@@ -50,6 +67,19 @@ impl Journal for NoJournal {
     async fn intend(&self, write: &Write<'_>) -> Result<(), Problem> {
         let message = format!("/sys/{} is not written: its previous value cannot be recorded", write.path);
         Err(Problem::unavailable(ProblemCode::NotKept, message))
+    }
+
+    fn before(&self, _driver: &DriverName, _claims: &[ObjectRef], _path: &str) -> Option<(u64, String)> {
+        None
+    }
+
+    async fn save_progress(&self, _: &DriverName, claim: &ObjectRef, _: Vec<u8>) -> Result<(), Problem> {
+        let message = format!("the progress of claim {claim} cannot be recorded");
+        Err(Problem::unavailable(ProblemCode::NotKept, message))
+    }
+
+    fn progress(&self, _: &DriverName) -> BTreeMap<Uid, Vec<u8>> {
+        BTreeMap::new()
     }
 
     fn settle(&self, _write: &Write<'_>, _stands: Option<String>) {}

@@ -28,6 +28,7 @@ mod kubelet;
 pub mod machine;
 pub mod manifest;
 pub(crate) mod metrics;
+mod overlap;
 mod prepare;
 pub(crate) mod prepare_retry;
 mod previous_versions;
@@ -56,11 +57,11 @@ use parking_lot::{Mutex, MutexGuard};
 use strum::IntoStaticStr;
 
 use crate::checkpoint::Change;
-use crate::driver::Ledger;
+use crate::driver::PreparedClaims;
 use crate::manager::Manager;
 use nodedock_base::error::chain;
 use nodedock_model::{
-    ChangedKind, ClaimRecord, DriverName, LiveClaim, ObjectName, ObjectRef, Problem, ProblemCode,
+    ChangedKind, ClaimRecord, DriverClaimRecord, DriverName, ObjectName, ObjectRef, Problem, ProblemCode,
     ReleaseRecord, Uid,
 };
 
@@ -125,27 +126,38 @@ fn name_few<T: ToString>(names: impl ExactSizeIterator<Item = T>, max: usize) ->
     named.join(", ")
 }
 
-/// The table that the manager changes and drivers read by their `Ledger`.
+/// The table that the manager changes and drivers read as `PreparedClaims`.
 pub type SharedClaimTable = Mutex<ClaimTable>;
 
-impl Ledger for SharedClaimTable {
-    fn claims(&self, driver: &DriverName) -> Vec<LiveClaim> {
-        self.lock().claims_of_driver(driver).filter_map(|record| live(record, driver)).collect()
+impl PreparedClaims for SharedClaimTable {
+    fn after(
+        &self,
+        driver: &DriverName,
+        device: Option<(&str, &str)>,
+        after: Option<&str>,
+        limit: usize,
+    ) -> Vec<DriverClaimRecord> {
+        let table = self.lock();
+        let later = |record: &&Arc<ClaimRecord>| after.is_none_or(|uid| record.id.uid.as_str() > uid);
+        let prepared = |record: &Arc<ClaimRecord>| called_for(record, driver);
+        match device {
+            None => table.claims_of_driver(driver).filter(later).filter_map(prepared).take(limit).collect(),
+            Some((pool, device)) => {
+                table.users_of(driver, pool, device).filter(later).filter_map(prepared).take(limit).collect()
+            }
+        }
     }
 
-    fn holders(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<LiveClaim> {
-        self.lock().users_of(driver, pool, device).filter_map(|record| live(record, driver)).collect()
-    }
-
-    fn claim(&self, driver: &DriverName, uid: &str) -> Option<LiveClaim> {
-        self.lock().claim(uid).and_then(|record| live(record, driver))
+    fn get(&self, driver: &DriverName, uid: &str) -> Option<DriverClaimRecord> {
+        self.lock().claim(uid).and_then(|record| called_for(record, driver))
     }
 }
 
-/// A claim that the driver has prepared.
-fn live(record: &ClaimRecord, driver: &DriverName) -> Option<LiveClaim> {
-    record.drivers.get(driver)?.prepared.as_ref()?;
-    record.live_claim(driver)
+/// A claim that the driver has prepared, or was called to.
+fn called_for(record: &ClaimRecord, driver: &DriverName) -> Option<DriverClaimRecord> {
+    let part = record.drivers.get(driver)?;
+    let is_called = part.prepared.is_some() || part.by.is_some();
+    is_called.then(|| record.driver_record(driver))?
 }
 
 impl Manager {
@@ -169,11 +181,16 @@ impl Manager {
         self.table().users_of(driver, pool, device).map(|record| record.id.clone()).collect()
     }
 
-    /// Claims that keep a device, or the hardware behind it, from an exclusive claim. Pool claims are among them.
+    /// Claims that keep a device, the hardware behind it, or what it takes of counters from an exclusive claim. Pool claims are among them.
     pub fn holders_of_device(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef> {
-        let known = self.registry.device(driver, pool, device);
-        let identity = known.map(|device| device.identity).unwrap_or_default();
-        self.table().holders(driver, pool, device, &identity)
+        let facts = self.facts(driver, pool, device);
+        let table = self.table();
+        let mut holders = table.holders(driver, pool, device, &facts.identity);
+        let overlapping = facts.hold(driver, pool, device).map(|hold| overlap::in_the_way(&table, &hold));
+        let is_new = |claim: &ObjectRef| holders.iter().all(|holder| holder.uid != claim.uid);
+        let others: Vec<_> = overlapping.into_iter().flatten().filter(is_new).collect();
+        holders.extend(others);
+        holders
     }
 
     /// Repairs the CDI files of a pod's claims before they are reported; returns the problem of the first that cannot be repaired.

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use rustix::fs::{FileType, OFlags, ResolveFlags};
 
-use crate::sysfs::{SysfsRoot, VALUE_BYTES_MAX, denied, io_problem, patterns, stat};
+use crate::sysfs::{SysfsRoot, VALUE_BYTES_MAX, denied, io_problem, patterns, pci, stat};
 use nodedock_model::grant::pattern::PatternSet;
 use nodedock_model::{Problem, ProblemCode};
 
@@ -23,7 +23,7 @@ static WRITE_DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
     ])
 });
 
-/// A file that may be written.
+/// A file that may be written, or the binding of a PCI function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attribute {
     /// Without links.
@@ -54,6 +54,9 @@ impl SysfsRoot {
     /// Writes to the file that was read before. An error: it is another file, or cannot be opened, and nothing was written.
     pub fn store(&self, attribute: &Attribute, value: &str) -> Result<Written, Problem> {
         let path = &attribute.path;
+        if pci::is_binding(path) {
+            return self.bind(attribute, value);
+        }
         let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let file = self.open_beneath(path, flags, ResolveFlags::NO_SYMLINKS)?;
         let found = stat(path, &file)?;
@@ -63,7 +66,9 @@ impl SysfsRoot {
         }
         // One system call: the kernel takes a value as a whole or not at all.
         let outcome = match std::fs::File::from(file).write(value.as_bytes()) {
-            Ok(bytes) if bytes == value.len() => Ok(()),
+            Ok(bytes) if bytes == value.len() => {
+                self.written(path, value).map_err(|error| io_problem(path, &error))
+            }
             Ok(_) => Err(Problem::unavailable(
                 ProblemCode::IoError,
                 format!("/sys/{path} took only a part of the value"),

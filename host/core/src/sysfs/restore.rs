@@ -1,15 +1,13 @@
 //! Restores values below `/sys` without the driver that wrote them: beneath `/sys`, within what may be written at all, and only where they
 //! are still as the driver left them.
 
-use std::io;
-use std::path::Path;
 use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
-use crate::sysfs::SysfsRoot;
 use crate::sysfs::attribute::{Attribute, replaced};
 use crate::sysfs::blocking::{SYSFS_THREADS_PER_DRIVER, blocking, write_stuck};
+use crate::sysfs::{SysfsRoot, pci};
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::limit::SYSFS_WRITE_WALL;
 use nodedock_model::{KeptValue, Problem, ProblemCode, ProblemKind, PutBackEnd};
@@ -37,9 +35,8 @@ impl Fate {
 }
 
 impl SysfsTree {
-    pub fn open(path: &Path) -> io::Result<Self> {
-        let threads = Arc::new(Semaphore::new(SYSFS_THREADS_PER_DRIVER));
-        Ok(Self { root: Arc::new(SysfsRoot::open(path)?), threads })
+    pub fn new(root: SysfsRoot) -> Self {
+        Self { root: Arc::new(root), threads: Arc::new(Semaphore::new(SYSFS_THREADS_PER_DRIVER)) }
     }
 
     /// Restores a value where that is possible; `dry`: only reports whether it is.
@@ -52,7 +49,7 @@ impl SysfsTree {
 }
 
 impl SysfsRoot {
-    fn restore(&self, kept: &KeptValue, dry: bool) -> Fate {
+    pub(super) fn restore(&self, kept: &KeptValue, dry: bool) -> Fate {
         let path = &kept.path;
         let found = match self.same(kept) {
             Ok(found) => found,
@@ -70,7 +67,9 @@ impl SysfsRoot {
         if now == before {
             return Fate { end: PutBackEnd::AsBefore, found: stood, problem: None };
         }
-        if !kept.may_have_left(now) {
+        let is_binding = pci::is_binding(path);
+        let is_left = if is_binding { pci::may_have_left(kept, now) } else { kept.may_have_left(now) };
+        if !is_left {
             let left = kept.left().unwrap_or_default();
             let message =
                 format!("/sys/{path} is {now:?}, and the driver left {left:?}: another program changed it");
@@ -87,7 +86,11 @@ impl SysfsRoot {
 
     /// The file of a stored value, if its path still names that file.
     fn same(&self, kept: &KeptValue) -> Result<Attribute, Problem> {
-        let found = self.attribute(&kept.path).map_err(|problem| match problem.kind {
+        let found = match pci::is_binding(&kept.path) {
+            true => self.binding_at(&kept.path),
+            false => self.attribute(&kept.path),
+        };
+        let found = found.map_err(|problem| match problem.kind {
             ProblemKind::NotFound => Problem::not_found(
                 ProblemCode::PathGone,
                 format!("/sys/{} is gone, and its value with it", kept.path),
@@ -102,7 +105,8 @@ impl SysfsRoot {
 
     fn write_back(&self, found: &Attribute, before: &str) -> Fate {
         let stood = found.value.clone();
-        let written = match self.store(found, &to_write(before)) {
+        let value = if pci::is_binding(&found.path) { before.to_owned() } else { to_write(before) };
+        let written = match self.store(found, &value) {
             Ok(written) => written,
             Err(problem) => return Fate::left(stood, problem),
         };

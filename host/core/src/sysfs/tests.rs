@@ -76,7 +76,7 @@ fn only_regular_files_of_some_size_are_read() {
     assert_eq!(code(sys.read("class/net/eth0/large")), "file-too-large");
     assert_eq!(code(sys.read("class/net/eth9/vendor")), "no-such-path");
     assert_eq!(code(sys.read("class/net/eth0/vendor/deeper")), "no-such-path");
-    assert_eq!(code(sys.read_dir("class/net/eth0/vendor")), "not-a-folder");
+    assert_eq!(code(sys.read_dir("class/net/eth0/vendor")), "not-a-directory");
     assert_eq!(code(sys.read_link("class/net")), "not-a-link");
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use async_trait::async_trait;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 
 use self::reports::{report_prepared, report_statuses};
 use crate::admin::{AtStart, Cluster};
@@ -90,7 +90,7 @@ impl KubeletSockets {
 }
 
 /// Reads how to reach the API server, which need not be reachable yet.
-pub(super) async fn client(config: &KubernetesConfig) -> Result<KubeClient> {
+pub(crate) async fn client(config: &KubernetesConfig) -> Result<KubeClient> {
     let rate = RequestRate { per_second: config.requests_per_second, burst: config.request_burst };
     let client = KubeClient::connect(ClientConfig { rate, kubeconfig: config.kubeconfig.clone() });
     client.await.context("connect to the API server")
@@ -122,7 +122,7 @@ impl Connected {
         let events =
             Events::start(&parts.tasks, self.client.clone(), node.clone(), facts.watch(), conditions.clone());
         events::publish_conditions(&parts.tasks, events.clone(), conditions.clone(), &parts.changes);
-        let statuses = Statuses::start(&parts.tasks, &self.client, conditions.clone());
+        let statuses = Statuses::start(&parts.tasks, &self.client, conditions.clone(), limit::STATUSES_MAX);
         let reports =
             report_statuses(parts.manager.clone(), self.pools.clone(), statuses.clone(), parts.tasks.clone());
         parts.tasks.spawn("status-feed", reports);
@@ -154,17 +154,20 @@ impl Connected {
         settled: watch::Receiver<bool>,
     ) -> SliceReport {
         let report = SliceReport::default();
-        slices::start(SliceParts {
+        let watched = slices::watch_slices(&self.client, &self.config.node_name);
+        let slice_parts = SliceParts {
             kube: self.client.clone(),
-            node_name: self.config.node_name.clone(),
+            turns: Arc::new(Semaphore::new(1)),
             drivers: slices::watch_drivers(parts.registry.clone(), &parts.changes, settled, &parts.tasks),
             node,
             names: self.pools.names.clone(),
             on_unhealthy: events::on_unhealthy(events, parts.manager.clone()),
+            settings: self.config.slices.clone(),
             conditions: parts.conditions.clone(),
             report: report.clone(),
             tasks: parts.tasks.clone(),
-        });
+        };
+        slices::start(slice_parts, watched);
         report
     }
 

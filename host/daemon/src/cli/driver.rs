@@ -14,11 +14,12 @@ use super::client::connect;
 use super::output::{print_text, printable};
 use nodedock_core::driver::NodeFacts;
 use nodedock_core::driver::values::NoJournal;
+use nodedock_core::hardware::Hardware;
 use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_model::grant::{self, Grant};
 use nodedock_model::limit;
 use nodedock_wasm::trust::open::{self, OpenError};
-use nodedock_wasm::{Compiler, DriverFile, Inspection, WasmHost, WasmSettings};
+use nodedock_wasm::{Compiler, DriverFile, Inspection, NumaNodeForm, WasmHost, WasmSettings};
 
 #[derive(Subcommand)]
 pub(super) enum DriverCommand {
@@ -47,9 +48,9 @@ async fn load(file: &Path, bytes: Vec<u8>, grant: &Grant) -> Result<Inspection> 
     let settings = WasmSettings {
         cache_dir: None,
         compiler: Compiler::this_program(),
-        sysfs_root: "/sys".into(),
-        dev_root: "/dev".into(),
+        hardware: Hardware::of_node(),
         node,
+        numa_node_form: NumaNodeForm::default(),
     };
     let host = WasmHost::new(settings, Arc::new(SharedClaimTable::default()), Arc::new(NoJournal))
         .context("set up the sandbox")?;

@@ -3,11 +3,14 @@
 //! Only values, checked: a value that is missing and has no default is an error that names it.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::values;
+use super::{overhead, values};
+use nodedock_kube::slices::{Overhead, SliceSettings};
 use nodedock_model::{ObjectName, limit};
+use nodedock_wasm::NumaNodeForm;
 
 /// The section of the config file. It has no UID of the instance, because all pods of a DaemonSet share the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -27,6 +30,14 @@ pub struct KubernetesSection {
     /// Requests at once after a pause.
     #[serde(deserialize_with = "values::within::<_, _, 1, { limit::API_BURST_MAX as u64 }>")]
     pub request_burst: Option<u32>,
+    /// Seconds that a device has to be unhealthy until its pods are evicted; they are not unless set.
+    #[serde(deserialize_with = "values::within::<_, _, 1, 604_800>")]
+    pub evict_unhealthy_after_seconds: Option<u64>,
+    /// What devices cost of the node's own resources.
+    #[serde(deserialize_with = "overhead::rules")]
+    pub overhead: Vec<Overhead>,
+    /// Whether the attribute of a device's NUMA node is a list: the cluster has list attributes (`DRAListTypeAttributes`).
+    pub numa_node_list: Option<bool>,
 }
 
 /// Flags and environment variables, which win over the section.
@@ -59,6 +70,8 @@ pub struct KubernetesConfig {
     pub own_pod: Option<(ObjectName, ObjectName)>,
     pub requests_per_second: u32,
     pub request_burst: u32,
+    pub numa_node_form: NumaNodeForm,
+    pub slices: SliceSettings,
 }
 
 /// Why the flags and the config of a Kubernetes node cannot be used.
@@ -124,6 +137,14 @@ pub(super) fn resolve(
         kubeconfig: flags.kubeconfig.or_else(|| section.kubeconfig.clone()),
         requests_per_second: section.requests_per_second.unwrap_or(limit::API_PER_SECOND),
         request_burst: section.request_burst.unwrap_or(limit::API_BURST),
+        slices: SliceSettings {
+            evict_after: section.evict_unhealthy_after_seconds.map(Duration::from_secs),
+            overhead: section.overhead.clone(),
+        },
+        numa_node_form: match section.numa_node_list {
+            Some(true) => NumaNodeForm::List,
+            Some(false) | None => NumaNodeForm::Number,
+        },
     }))
 }
 
@@ -177,10 +198,15 @@ mod tests {
             kubeconfig: Some("/c".into()),
             requests_per_second: Some(3),
             request_burst: Some(4),
+            numa_node_list: Some(true),
+            evict_unhealthy_after_seconds: Some(60),
+            overhead: Vec::new(),
         };
         let config = of(KubernetesFlags::default(), &section).unwrap().unwrap();
         assert_eq!((config.kubelet_root, config.kubeconfig), ("/k".into(), Some("/c".into())));
         assert_eq!((config.requests_per_second, config.request_burst), (3, 4));
+        assert_eq!(config.numa_node_form, NumaNodeForm::List);
+        assert_eq!(config.slices.evict_after, Some(Duration::from_secs(60)));
         let flags =
             KubernetesFlags { kubelet_root: Some("/f".into()), kubeconfig: Some("/g".into()), ..on() };
         let config = of(flags, &section).unwrap().unwrap();

@@ -34,7 +34,7 @@ use nodedock_core::registry::DriverState;
 use nodedock_core::sysfs::SysfsTree;
 use nodedock_model::{
     AllocatedDevice, Allocation, Claim, Consumer, Device, DeviceAccess, DeviceHealth, DeviceName,
-    DriverClaim, DriverKind, Edits, HealthReport, HealthState, Inventory, LiveClaim, ObjectRef, Pool,
+    DriverClaim, DriverClaimRecord, DriverKind, Edits, HealthReport, HealthState, Inventory, ObjectRef, Pool,
     PoolName, PreparedClaim, PreparedDevice,
 };
 
@@ -106,7 +106,7 @@ impl Node {
         let (conditions, registry) =
             (Conditions::default(), Registry::new(changes.clone(), Conditions::default(), None));
         let opened = checkpoint::open(&dir.path().join("checkpoint.db")).unwrap();
-        let sys = SysfsTree::open(&dir.path().join("sys")).unwrap();
+        let sys = SysfsTree::new(nodedock_core::sysfs::SysfsRoot::open(&dir.path().join("sys")).unwrap());
         let manager = Manager::new(ManagerParts {
             claims: Arc::new(SharedClaimTable::new(
                 ClaimTable::new(opened.dump.claims, opened.dump.pods).with_released(opened.dump.released),
@@ -125,6 +125,7 @@ impl Node {
                 resource_grace: grace,
                 numa_nodes: vec![0],
                 host_root: "/".into(),
+                hardware: nodedock_core::hardware::Hardware::of_node(),
                 kubelet_allocates: true,
             },
             changes: changes.clone(),
@@ -496,7 +497,7 @@ impl ClaimDriver for FakeDriver {
         claims.iter().map(|claim| (claim.id.uid.clone(), outcome(claim))).collect()
     }
 
-    async fn unprepare(&self, _: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
+    async fn unprepare(&self, _: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
         let refusal = self.begin("unprepare", claims.iter().map(|live| &live.claim)).await;
         let outcome = || refusal.clone().map_or(Ok(()), Err);
         claims.iter().map(|live| (live.claim.id.uid.clone(), outcome())).collect()

@@ -22,7 +22,7 @@ impl KubeClient {
         namespace: Option<ObjectName>,
         fields: String,
         since: Option<String>,
-    ) -> impl Stream<Item = Result<Event<DynamicObject>, ApiError>> + Send + 'static {
+    ) -> impl Stream<Item = Result<Event<DynamicObject>, ApiError>> + Send + use<> {
         let watch = Watch {
             client: self.clone(),
             what,

@@ -55,7 +55,7 @@ impl Why {
         match self {
             Self::Gone => "its ResourceClaim is gone",
             Self::Replaced => "its ResourceClaim is gone, and another has its name",
-            Self::NoPods => "the pods for which it was prepared are gone",
+            Self::NoPods => "its consumers are gone",
         }
     }
 }
@@ -213,6 +213,13 @@ mod tests {
         let state = ClaimState::Present { reserved_for: vec![other] };
         assert_eq!(unseen(&state, &[]).count(), 0);
         assert_eq!(judged(&claim, &state, &[], &["g"]), None);
+        // A claim of a group of pods (KEP-5729) is needed until its object names the group no more.
+        let ClaimState::Present { reserved_for } = state.clone() else { unreachable!("it is present") };
+        let of_group = KubeletClaim { consumers: reserved_for, ..held(&[]) };
+        assert_eq!(judged(&of_group, &state, &[], &[]), None);
+        assert_eq!(judged(&of_group, &here(&[]), &[pod("member", &["c"])], &[]), None);
+        assert_eq!(judged(&of_group, &here(&[]), &[], &[]), Some(Why::NoPods));
+        assert_eq!(judged(&of_group, &ClaimState::Gone, &[], &[]), Some(Why::Gone));
         let mut ended = pod("a", &["c"]);
         ended.finished = true;
         assert_eq!(judged(&claim, &here(&["a"]), &[ended.clone()], &[]), Some(Why::NoPods));

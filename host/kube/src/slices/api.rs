@@ -49,10 +49,8 @@ impl SliceApi {
 
     /// Returns where the server wants counter sets, or `None` if it does not report its version.
     pub(super) async fn counter_placement(&self) -> Option<CounterPlacement> {
-        let version = self.0.client().apiserver_version().await.ok()?;
-        // Distributions report `34+`.
-        let number = |text: &str| text.trim_end_matches('+').parse::<u32>().ok();
-        let is_old = number(&version.major)? == 1 && number(&version.minor)? < OWN_COUNTER_SLICES_SINCE;
+        let (major, minor) = self.0.server_version().await?;
+        let is_old = major == 1 && minor < OWN_COUNTER_SLICES_SINCE;
         Some(if is_old { CounterPlacement::WithDevices } else { CounterPlacement::OwnSlice })
     }
 }

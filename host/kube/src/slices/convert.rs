@@ -4,37 +4,90 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::resource::v1 as api;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use serde_json::{Map, Value, json};
 
 use super::entry::{Entry, UNHEALTHY};
-use super::slice::Content;
+use super::health::UnhealthyTaint;
+use super::slice::{Content, PoolFields};
 use nodedock_model::{
-    AttributeValue, CapacityChoice, CapacityPolicy, CounterSet, Device, DeviceName, Pool, TaintEffect, limit,
+    AllocatableMapping, AttributeValue, CapacityChoice, CapacityPolicy, CounterSet, Device, DeviceName,
+    NodeAllocatable, Pool, PoolScheduling, SkippedOperations, TaintEffect, limit,
 };
 
-/// The standard attribute of a device's NUMA node (KEP-6072).
-const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
-
-/// Returns what the slices of a pool are to contain. `unhealthy` devices get the taint of [`UNHEALTHY`] with these values.
-pub(super) fn content(pool: &Pool, unhealthy: &BTreeMap<DeviceName, String>) -> Content {
-    let devices = pool
-        .devices
-        .iter()
-        .map(|(name, known)| (name.to_string(), Entry::of(&device(name, known, unhealthy.get(name)))));
+/// Returns what the slices of a pool are to contain. `unhealthy` devices get these taints, of the key [`UNHEALTHY`].
+/// `overhead`: of the node's resources, where a driver names none of its own.
+pub(super) fn content(
+    pool: &Pool,
+    unhealthy: &BTreeMap<DeviceName, UnhealthyTaint>,
+    overhead: &BTreeMap<String, NodeAllocatable>,
+) -> Content {
+    let devices = pool.devices.iter().map(|(name, known)| {
+        (name.to_string(), entry(&device(name, known, unhealthy.get(name)), known, overhead))
+    });
     // The API has no pool without devices, so their counters would count nothing.
     let sets = pool.shared_counters.iter().filter(|_| !pool.devices.is_empty());
     let sets = sets.map(|set| {
         let wire = api::CounterSet { name: set.name.clone(), counters: counters(set) };
         (set.name.clone(), Entry::of(&wire))
     });
-    Content { devices: devices.collect(), shared_counters: sets.collect() }
+    let PoolScheduling { partition_type_attribute, skip_node_operations } = &pool.scheduling;
+    let skipped: &[&str] = match skip_node_operations {
+        None => &[],
+        Some(SkippedOperations::Unprepare) => &["NodeUnprepareResources"],
+        Some(SkippedOperations::PrepareAndUnprepare) => &["NodePrepareResources", "NodeUnprepareResources"],
+    };
+    let pool_fields = PoolFields {
+        partition_type_attribute: partition_type_attribute.clone(),
+        skip_node_operations: skipped.iter().map(ToString::to_string).collect(),
+    };
+    Content { devices: devices.collect(), shared_counters: sets.collect(), pool_fields }
 }
 
-fn device(name: &DeviceName, device: &Device, unhealthy: Option<&String>) -> api::Device {
-    let own = device.attributes.iter().map(|(name, value)| (name.to_string(), attribute(value)));
-    let mut attributes: BTreeMap<_, _> = own.collect();
-    if let Some(node) = numa_node(device) {
-        attributes.entry(NUMA_NODE.to_owned()).or_insert_with(|| attribute(&AttributeValue::Int(node)));
+/// A device with the fields that `k8s-openapi` does not have yet: those of Kubernetes 1.37.
+fn entry(device: &api::Device, known: &Device, overhead: &BTreeMap<String, NodeAllocatable>) -> Entry {
+    let scheduling = known.scheduling.as_deref().cloned().unwrap_or_default();
+    let mut resources = scheduling.node_allocatable;
+    for (resource, amounts) in overhead {
+        resources.entry(resource.clone()).or_insert_with(|| amounts.clone());
     }
+    if resources.is_empty() && scheduling.compatibility.is_empty() {
+        return Entry::of(device);
+    }
+    let mut json = Entry::of(device).json().clone();
+    if !resources.is_empty() {
+        json["nodeAllocatableResources"] =
+            resources.iter().map(|(resource, entry)| (resource.clone(), node_allocatable(entry))).collect();
+    }
+    for consumed in json["consumesCounters"].as_array_mut().into_iter().flatten() {
+        let set = consumed["counterSet"].as_str().unwrap_or_default();
+        if let Some(groups) = scheduling.compatibility.get(set).filter(|groups| !groups.is_empty()) {
+            consumed["compatibilityGroups"] = json!(groups);
+        }
+    }
+    Entry::from(json)
+}
+
+/// `NodeAllocatableResource` of `resource.k8s.io/v1`.
+fn node_allocatable(entry: &NodeAllocatable) -> Value {
+    let mapping = entry.mapping.as_ref().map(|mapping| match mapping {
+        AllocatableMapping::PerDevice(amount) => json!({ "deviceMultiplier": amount }),
+        AllocatableMapping::PerCapacity { capacity, multiplier } => {
+            json!({ "capacityKey": capacity.to_string(), "capacityMultiplier": multiplier })
+        }
+    });
+    let overhead = [("perPod", &entry.per_pod), ("perContainer", &entry.per_container)];
+    let overhead: Map<String, Value> = overhead
+        .into_iter()
+        .filter_map(|(key, amount)| Some((key.to_owned(), amount.clone()?.into())))
+        .collect();
+    let mut resource = Map::new();
+    resource.extend(mapping.map(|mapping| ("mapping".to_owned(), mapping)));
+    resource.extend((!overhead.is_empty()).then(|| ("overhead".to_owned(), overhead.into())));
+    resource.into()
+}
+
+fn device(name: &DeviceName, device: &Device, unhealthy: Option<&UnhealthyTaint>) -> api::Device {
+    let attributes = device.attributes.iter().map(|(name, value)| (name.to_string(), attribute(value)));
     let capacity = device.capacities.iter().map(|(name, capacity)| {
         let request_policy = capacity.policy.as_ref().map(request_policy).filter(is_set);
         (name.to_string(), api::DeviceCapacity { value: quantity(&capacity.value), request_policy })
@@ -43,24 +96,21 @@ fn device(name: &DeviceName, device: &Device, unhealthy: Option<&String>) -> api
         .consumes
         .iter()
         .map(|set| api::DeviceCounterConsumption { counter_set: set.name.clone(), counters: counters(set) });
+    let scheduling = device.scheduling.as_deref();
     api::Device {
         name: name.to_string(),
-        attributes: Some(attributes).filter(is_set),
+        attributes: Some(attributes.collect()).filter(is_set),
         capacity: Some(capacity.collect()).filter(is_set),
         consumes_counters: Some(consumes.collect()).filter(is_set),
+        binds_to_node: scheduling.map(|added| added.binds_to_node).filter(is_set),
+        binding_conditions: scheduling.map(|added| added.binding_conditions.clone()).filter(is_set),
+        binding_failure_conditions: scheduling
+            .map(|added| added.binding_failure_conditions.clone())
+            .filter(is_set),
         allow_multiple_allocations: Some(device.allow_multiple_allocations).filter(is_set),
         taints: Some(taints(device, unhealthy)).filter(is_set),
         ..api::Device::default()
     }
-}
-
-/// The one NUMA node of a device that has room for an attribute. Several would be a list, which not every server accepts.
-fn numa_node(device: &Device) -> Option<i64> {
-    let [node] = device.numa_nodes[..] else { return None };
-    let values = device.attributes.values().map(AttributeValue::count).sum::<usize>();
-    let has_room = device.attributes.len() + device.capacities.len() < limit::ATTRIBUTES_MAX
-        && values < limit::ATTRIBUTE_VALUES_MAX;
-    has_room.then_some(node.into())
 }
 
 fn is_set<T: Default + PartialEq>(value: &T) -> bool {
@@ -106,7 +156,7 @@ fn counters(set: &CounterSet) -> BTreeMap<String, api::Counter> {
     counters.map(|(name, value)| (name.clone(), api::Counter { value: quantity(value) })).collect()
 }
 
-fn taints(device: &Device, unhealthy: Option<&String>) -> Vec<api::DeviceTaint> {
+fn taints(device: &Device, unhealthy: Option<&UnhealthyTaint>) -> Vec<api::DeviceTaint> {
     let taint = |key: &str, value: &str, effect: TaintEffect| api::DeviceTaint {
         key: key.to_owned(),
         value: Some(value.to_owned()).filter(is_set),
@@ -117,8 +167,9 @@ fn taints(device: &Device, unhealthy: Option<&String>) -> Vec<api::DeviceTaint> 
     let mut taints: Vec<_> = own.map(|own| taint(&own.key, &own.value, own.effect)).collect();
     // A device that has this taint from its driver, or no room for one more, is left as the driver describes it.
     let has_room = taints.len() < limit::TAINTS_MAX && taints.iter().all(|taint| taint.key != UNHEALTHY);
-    if let Some(value) = unhealthy.filter(|_| has_room) {
-        taints.push(taint(UNHEALTHY, value, TaintEffect::NoSchedule));
+    if let Some(UnhealthyTaint { value, evicts }) = unhealthy.filter(|_| has_room) {
+        let effect = if *evicts { TaintEffect::NoExecute } else { TaintEffect::NoSchedule };
+        taints.push(taint(UNHEALTHY, value, effect));
     }
     taints
 }

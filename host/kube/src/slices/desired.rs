@@ -10,15 +10,17 @@ use super::convert;
 use super::drivers::DriverSnapshot;
 use super::health::{TaintedDevices, UnhealthyDevice, UnhealthyDevices};
 use super::slice::{self, Content, PoolKey, Slice};
+use super::{Overhead, SliceSettings};
 use crate::pools::PoolNames;
 use nodedock_core::driver::Published;
-use nodedock_model::{DeviceName, DriverName, Inventory, PoolName};
+use nodedock_model::{DeviceName, DriverName, Inventory, NodeAllocatable, PoolName};
 
 /// Delay from the removal of a driver's file to the deletion of its slices: files are replaced by removing and copying.
 const SLICE_WITHDRAW_GRACE: Duration = Duration::from_secs(10);
 
 pub(super) struct DesiredState {
     names: PoolNames,
+    settings: SliceSettings,
     /// Drivers that serve, or served and may come back.
     drivers: BTreeMap<DriverName, DriverState>,
     /// Since when drivers are gone whose slices are still there.
@@ -40,9 +42,9 @@ struct DriverState {
 }
 
 impl DesiredState {
-    pub(super) fn new(names: PoolNames) -> Self {
+    pub(super) fn new(names: PoolNames, settings: SliceSettings) -> Self {
         let (drivers, gone_since) = (BTreeMap::new(), BTreeMap::new());
-        Self { names, drivers, gone_since, withdrawn: BTreeSet::new(), new_unhealthy: Vec::new() }
+        Self { names, settings, drivers, gone_since, withdrawn: BTreeSet::new(), new_unhealthy: Vec::new() }
     }
 
     /// Returns the desired content of a pool, also of a driver that does not serve now.
@@ -119,7 +121,8 @@ impl DesiredState {
         now: Instant,
     ) -> Option<Instant> {
         let tainted = self.tainted(driver, slices);
-        let state = self.drivers.entry(driver.clone()).or_default();
+        let evict_after = self.settings.evict_after;
+        let state = self.drivers.entry(driver.clone()).or_insert_with(|| DriverState::new(evict_after));
         let new = state.unhealthy.update(now, &published.health, &tainted).into_iter();
         self.new_unhealthy.extend(new.map(|((pool, device), message)| UnhealthyDevice {
             driver: driver.clone(),
@@ -132,10 +135,11 @@ impl DesiredState {
             Arc::ptr_eq(known, published) && *devices == unhealthy
         };
         if !state.source.as_ref().is_some_and(is_known) {
-            state.derive_pools(&self.names, &published.inventory, &unhealthy);
+            let overhead = |pool: &PoolName| self.settings.of_pool(driver, pool);
+            state.derive_pools(&self.names, &published.inventory, &unhealthy, overhead);
             state.source = Some((Arc::clone(published), unhealthy));
         }
-        state.unhealthy.next_recovery()
+        state.unhealthy.next_change()
     }
 
     /// Returns the devices of a driver that have the taint of unhealthy ones in observed slices.
@@ -146,8 +150,8 @@ impl DesiredState {
                 continue;
             };
             for (name, device) in &slice.spec.content.devices {
-                if let (Some(value), Ok(name)) = (device.unhealthy(), DeviceName::new(name)) {
-                    tainted.insert((pool.clone(), name), value.to_owned());
+                if let (Some(taint), Ok(name)) = (device.unhealthy(), DeviceName::new(name)) {
+                    tainted.insert((pool.clone(), name), taint);
                 }
             }
         }
@@ -155,8 +159,28 @@ impl DesiredState {
     }
 }
 
+impl SliceSettings {
+    /// Returns the overhead of the devices of a pool, by resource.
+    fn of_pool(&self, driver: &DriverName, pool: &PoolName) -> BTreeMap<String, NodeAllocatable> {
+        let is_meant =
+            |rule: &&Overhead| rule.driver == *driver && rule.pool.as_ref().is_none_or(|of| of == pool);
+        let rules = self.overhead.iter().filter(is_meant);
+        rules.flat_map(|rule| rule.resources.clone()).collect()
+    }
+}
+
 impl DriverState {
-    fn derive_pools(&mut self, names: &PoolNames, inventory: &Inventory, unhealthy: &TaintedDevices) {
+    fn new(evict_after: Option<Duration>) -> Self {
+        Self { unhealthy: UnhealthyDevices::new(evict_after), ..Self::default() }
+    }
+
+    fn derive_pools(
+        &mut self,
+        names: &PoolNames,
+        inventory: &Inventory,
+        unhealthy: &TaintedDevices,
+        overhead: impl Fn(&PoolName) -> BTreeMap<String, NodeAllocatable>,
+    ) {
         let before = std::mem::take(&mut self.pools);
         self.unnameable.clear();
         // Of a pool that is an extended resource as well, a scheduler could promise a device twice.
@@ -169,8 +193,8 @@ impl DriverState {
                 }
             };
             let of_pool = unhealthy.iter().filter(|((of, _), _)| of == name);
-            let unhealthy = of_pool.map(|((_, device), value)| (device.clone(), value.clone())).collect();
-            let content = convert::content(pool, &unhealthy);
+            let unhealthy = of_pool.map(|((_, device), taint)| (device.clone(), taint.clone())).collect();
+            let content = convert::content(pool, &unhealthy, &overhead(name));
             let known = before.get(&published).filter(|known| ***known == content);
             let content = known.map_or_else(|| Arc::new(content), Arc::clone);
             self.pools.insert(published, content);

@@ -159,7 +159,7 @@ pub(super) fn diff(desired: &DesiredPool<'_>, slices: &[Arc<Slice>]) -> Result<D
 }
 
 fn targets<'a>(desired: &DesiredPool<'_>, present: &[&'a Arc<Slice>]) -> Result<Vec<Target<'a>>, DoesNotFit> {
-    let Content { devices, shared_counters } = desired.content;
+    let Content { devices, shared_counters, .. } = desired.content;
     if devices.is_empty() {
         return Ok(Vec::new());
     }
@@ -203,7 +203,8 @@ fn device_targets<'a>(
             let device = desired.content.devices[&name].clone();
             (name, device)
         });
-        let content = Content { devices: devices.collect(), ..Content::default() };
+        let pool_fields = desired.content.pool_fields.clone();
+        let content = Content { devices: devices.collect(), pool_fields, ..Content::default() };
         Target { observed: assignment.slice.and_then(|index| slices[index].1), content }
     });
     targets.collect()

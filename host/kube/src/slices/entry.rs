@@ -6,13 +6,25 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::quantity;
+use super::health::UnhealthyTaint;
+use nodedock_model::quantity;
 
 /// Key of the taint of devices that their driver reports unhealthy.
 pub(super) const UNHEALTHY: &str = "nodedock.dev/unhealthy";
 
 /// Fields that hold a quantity, outside of attributes and taints.
-const QUANTITY_FIELDS: [&str; 6] = ["value", "default", "validValues", "min", "max", "step"];
+const QUANTITY_FIELDS: [&str; 10] = [
+    "value",
+    "default",
+    "validValues",
+    "min",
+    "max",
+    "step",
+    "capacityMultiplier",
+    "deviceMultiplier",
+    "perPod",
+    "perContainer",
+];
 /// Attributes that are lists: a slice with one of them holds fewer devices.
 const LIST_ATTRIBUTES: [&str; 4] = ["ints", "bools", "strings", "versions"];
 
@@ -75,10 +87,11 @@ impl Entry {
         list(&self.normalized, "taints").iter().map(Value::to_string).zip(added)
     }
 
-    /// Returns the value of the taint of unhealthy devices, if the device has it.
-    pub(super) fn unhealthy(&self) -> Option<&str> {
+    /// Returns the taint of unhealthy devices, if the device has it.
+    pub(super) fn unhealthy(&self) -> Option<UnhealthyTaint> {
         let taint = list(&self.json, "taints").iter().find(|taint| taint["key"] == UNHEALTHY)?;
-        Some(taint["value"].as_str().unwrap_or_default())
+        let value = taint["value"].as_str().unwrap_or_default().to_owned();
+        Some(UnhealthyTaint { value, evicts: taint["effect"] == "NoExecute" })
     }
 
     /// Returns the entry with the times at which its taints were added, as far as they are known.

@@ -4,6 +4,8 @@
 //! tainted. An unhealthy device whose health becomes unknown counts as unhealthy. A taint that is in a slice without a known reason, after
 //! a restart or because another instance added it, counts as if the device had been unhealthy until now.
 //!
+//! The taint keeps pods away. After a time that the operator sets it also evicts those that have the device.
+//!
 //! The value of a taint says why. It is that of the first message, or what the slice has already: a message that changes every second
 //! must not cause a write each time.
 
@@ -29,17 +31,30 @@ pub struct UnhealthyDevice {
     pub message: String,
 }
 
-/// Devices by the names that their driver gives them, with the values of their taints.
-pub(super) type TaintedDevices = BTreeMap<(PoolName, DeviceName), String>;
+/// The taint of an unhealthy device.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct UnhealthyTaint {
+    pub(super) value: String,
+    /// `NoExecute` in place of `NoSchedule`.
+    pub(super) evicts: bool,
+}
+
+/// Devices by the names that their driver gives them, with their taints.
+pub(super) type TaintedDevices = BTreeMap<(PoolName, DeviceName), UnhealthyTaint>;
 
 /// The devices of one driver that were unhealthy recently.
 #[derive(Debug, Clone, Default)]
-pub(super) struct UnhealthyDevices(BTreeMap<(PoolName, DeviceName), Illness>);
+pub(super) struct UnhealthyDevices {
+    devices: BTreeMap<(PoolName, DeviceName), Illness>,
+    /// How long a device has to be unhealthy until its pods are evicted; `None`: they are not.
+    evict_after: Option<Duration>,
+}
 
 #[derive(Debug, Clone)]
 struct Illness {
-    /// Of the taint.
-    value: String,
+    taint: UnhealthyTaint,
+    /// Since when the device has been unhealthy without a recovery; after a restart, since then.
+    since: Instant,
     /// When the device was unhealthy last; now, as long as it is.
     last: Instant,
     is_unhealthy: bool,
@@ -48,6 +63,10 @@ struct Illness {
 }
 
 impl UnhealthyDevices {
+    pub(super) fn new(evict_after: Option<Duration>) -> Self {
+        Self { devices: BTreeMap::new(), evict_after }
+    }
+
     /// Takes the driver's current report, and the taints in observed slices. Returns the devices that became unhealthy, and why.
     pub(super) fn update<'a>(
         &mut self,
@@ -56,46 +75,61 @@ impl UnhealthyDevices {
         tainted: &TaintedDevices,
     ) -> Vec<(&'a (PoolName, DeviceName), &'a str)> {
         let mut new = Vec::new();
-        for (device, value) in tainted {
-            let recovered =
-                || Illness { value: String::new(), last: now, is_unhealthy: false, is_over: false };
-            self.0.entry(device.clone()).or_insert_with(recovered).value.clone_from(value);
+        for (device, taint) in tainted {
+            let new = || Illness {
+                taint: taint.clone(),
+                since: now,
+                last: now,
+                is_unhealthy: false,
+                is_over: false,
+            };
+            let illness = self.devices.entry(device.clone()).or_insert_with(new);
+            illness.taint.value.clone_from(&taint.value);
         }
-        self.0.values_mut().for_each(|illness| illness.is_unhealthy = false);
+        self.devices.values_mut().for_each(|illness| illness.is_unhealthy = false);
         for (device, health) in report {
-            let known = self.0.get(device).filter(|illness| !illness.is_over);
+            let known = self.devices.get(device).filter(|illness| !illness.is_over);
             let is_unhealthy = match health.state {
                 HealthState::Unhealthy => true,
                 HealthState::Unknown => known.is_some(),
                 HealthState::Healthy => false,
             };
             if is_unhealthy {
-                let value = known.map(|illness| &illness.value).or(tainted.get(device)).cloned();
+                let taint = known.map(|illness| &illness.taint).or(tainted.get(device)).cloned();
                 if known.is_none() {
                     new.push((device, health.message.as_str()));
                 }
-                let value = value.unwrap_or_else(|| taint_value(&health.message));
-                let illness = Illness { value, last: now, is_unhealthy: true, is_over: false };
-                self.0.insert(device.clone(), illness);
+                let new = || UnhealthyTaint { value: taint_value(&health.message), evicts: false };
+                let (mut taint, since) =
+                    (taint.unwrap_or_else(new), known.map_or(now, |illness| illness.since));
+                taint.evicts |= self.evict_after.is_some_and(|after| now >= since + after);
+                let illness = Illness { taint, since, last: now, is_unhealthy: true, is_over: false };
+                self.devices.insert(device.clone(), illness);
             }
         }
-        for illness in self.0.values_mut() {
+        for illness in self.devices.values_mut() {
             illness.is_over |= !illness.is_unhealthy && now >= illness.last + SLICE_TAINT_HOLD;
+            // The operator may have turned it off since the slice was written.
+            illness.taint.evicts &= self.evict_after.is_some();
         }
-        self.0.retain(|device, illness| !illness.is_over || tainted.contains_key(device));
+        self.devices.retain(|device, illness| !illness.is_over || tainted.contains_key(device));
         new
     }
 
     /// Returns the devices that are to have the taint.
     pub(super) fn devices(&self) -> TaintedDevices {
-        let tainted = self.0.iter().filter(|(_, illness)| !illness.is_over);
-        tainted.map(|(device, illness)| (device.clone(), illness.value.clone())).collect()
+        let tainted = self.devices.iter().filter(|(_, illness)| !illness.is_over);
+        tainted.map(|(device, illness)| (device.clone(), illness.taint.clone())).collect()
     }
 
-    /// Returns when the next device recovers if no further report comes.
-    pub(super) fn next_recovery(&self) -> Option<Instant> {
-        let recovering = self.0.values().filter(|illness| !illness.is_unhealthy && !illness.is_over);
-        recovering.map(|illness| illness.last + SLICE_TAINT_HOLD).min()
+    /// Returns when the next taint changes if no further report comes.
+    pub(super) fn next_change(&self) -> Option<Instant> {
+        let change = |illness: &Illness| match (illness.is_unhealthy, self.evict_after) {
+            (false, _) => (!illness.is_over).then(|| illness.last + SLICE_TAINT_HOLD),
+            (true, Some(after)) => (!illness.taint.evicts).then(|| illness.since + after),
+            (true, None) => None,
+        };
+        self.devices.values().filter_map(change).min()
     }
 }
 
@@ -133,8 +167,12 @@ mod tests {
         HealthReport::from([(device(), DeviceHealth { state, message: message.to_owned() })])
     }
 
+    fn taint(value: &str, evicts: bool) -> UnhealthyTaint {
+        UnhealthyTaint { value: value.to_owned(), evicts }
+    }
+
     fn tainted(value: &str) -> TaintedDevices {
-        TaintedDevices::from([(device(), value.to_owned())])
+        TaintedDevices::from([(device(), taint(value, false))])
     }
 
     fn none() -> TaintedDevices {
@@ -152,7 +190,7 @@ mod tests {
         let mut devices = UnhealthyDevices::default();
         let mut update = |at: u64, state| {
             devices.update(start + Duration::from_secs(at), &report(state), &none());
-            (is_tainted(&devices), devices.next_recovery().map(|due| (due - start).as_secs()))
+            (is_tainted(&devices), devices.next_change().map(|due| (due - start).as_secs()))
         };
         for (at, state, expected) in [
             (0, Unknown, (false, None)),
@@ -205,7 +243,7 @@ mod tests {
         let mut update = |at: u64, state, message, tainted: &TaintedDevices| {
             let report = because(state, message);
             let new = devices.update(start + Duration::from_secs(at), &report, tainted);
-            (new.len(), devices.devices().remove(&device()))
+            (new.len(), devices.devices().remove(&device()).map(|taint| taint.value))
         };
         let value = |value: &str| Some(value.to_owned());
         assert_eq!(update(0, Unhealthy, "90 C: throttled", &none()), (1, value("90-C")));
@@ -225,6 +263,37 @@ mod tests {
         let mut devices = UnhealthyDevices::default();
         assert_eq!(devices.update(start, &because(Unhealthy, "96 C"), &tainted_90), []);
         assert_eq!(devices.devices(), tainted_90);
+    }
+
+    #[test]
+    fn pods_are_evicted_when_a_device_was_unhealthy_for_the_time_that_an_operator_sets() {
+        use HealthState::{Healthy, Unhealthy, Unknown};
+        let start = Instant::now();
+        let mut devices = UnhealthyDevices::new(Some(Duration::from_secs(60)));
+        let mut update = |at: u64, state| {
+            devices.update(start + Duration::from_secs(at), &report(state), &none());
+            let evicts = devices.devices().remove(&device()).map(|taint| taint.evicts);
+            (evicts, devices.next_change().map(|due| (due - start).as_secs()))
+        };
+        for (at, state, expected) in [
+            (0, Unhealthy, (Some(false), Some(60))),
+            (59, Unknown, (Some(false), Some(60))),
+            (60, Unhealthy, (Some(true), None)),
+            (70, Healthy, (Some(true), Some(90))),
+            (89, Unhealthy, (Some(true), None)),
+            (100, Healthy, (Some(true), Some(119))),
+            (119, Healthy, (None, None)),
+            (130, Unhealthy, (Some(false), Some(190))),
+        ] {
+            assert_eq!(update(at, state), expected, "at {at}");
+        }
+        // What a slice has stays over a restart, unless it is turned off.
+        let evicted = TaintedDevices::from([(device(), taint("x", true))]);
+        for (evict_after, evicts) in [(Some(Duration::from_secs(60)), true), (None, false)] {
+            let mut devices = UnhealthyDevices::new(evict_after);
+            devices.update(start, &report(Unhealthy), &evicted);
+            assert_eq!(devices.devices()[&device()], taint("x", evicts));
+        }
     }
 
     #[test]

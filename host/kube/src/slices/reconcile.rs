@@ -21,8 +21,8 @@ use super::pace::Pace;
 use super::report::{Outcome, PoolStatus};
 use super::slice::{Content, PoolKey};
 use super::store::SliceStore;
-use super::{SLICE_SETTLE, SliceParts, conditions};
-use crate::client::{ApiError, DraResource, ErrorKind, Verb};
+use super::{SLICE_SETTLE, SliceEvents, SliceParts, conditions};
+use crate::client::{ApiError, ErrorKind, Verb};
 use crate::facts::NodeFacts;
 use nodedock_base::clock::now_ms;
 use nodedock_model::{DriverName, Problem, ProblemCode};
@@ -51,15 +51,11 @@ struct PoolState {
 }
 
 impl Reconciler {
-    pub(super) async fn run(parts: SliceParts) {
-        let fields = format!("spec.nodeName={}", parts.node_name);
-        let events =
-            parts.kube.watch("resource slices of this node", DraResource::Slices, None, fields, None);
-        let mut events = std::pin::pin!(events);
+    pub(super) async fn run(parts: SliceParts, mut events: SliceEvents) {
         let mut reconciler = Self {
             api: SliceApi(parts.kube.clone()),
             node: parts.node.watch(),
-            desired: DesiredState::new(parts.names.clone()),
+            desired: DesiredState::new(parts.names.clone(), parts.settings.clone()),
             parts,
             store: SliceStore::new(),
             snapshot: DriverSnapshot::default(),
@@ -273,6 +269,8 @@ impl Reconciler {
     }
 
     async fn carry_out(&mut self, write: Write) -> Result<(), ApiError> {
+        // Without a turn the semaphore was closed, which nothing does.
+        let _turn = Arc::clone(&self.parts.turns).acquire_owned().await;
         match write {
             Write::Delete(slice) => match self.count(Verb::Delete, self.api.delete(&slice).await) {
                 // It exists until its finalizers are removed; the watch reports it.

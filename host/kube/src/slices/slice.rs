@@ -64,6 +64,18 @@ pub(super) struct Content {
     pub(super) devices: BTreeMap<String, Entry>,
     #[serde(default, with = "by_name", skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) shared_counters: BTreeMap<String, Entry>,
+    #[serde(flatten)]
+    pub(super) pool_fields: PoolFields,
+}
+
+/// Fields of a pool that each of its slices with devices has.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct PoolFields {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) partition_type_attribute: Option<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) skip_node_operations: Vec<String>,
 }
 
 /// Lists in the API are maps here, by the names of their items.
@@ -88,6 +100,17 @@ mod by_name {
 }
 
 impl Content {
+    /// Lets devices share their memory with equal ones of another content. Those with taints keep their own, since the server adds times.
+    pub(super) fn share(&mut self, with: &Self) {
+        for (name, device) in &mut self.devices {
+            if let Some(same) = with.devices.get(name).filter(|other| *other == device)
+                && device.taints().next().is_none()
+            {
+                device.clone_from(same);
+            }
+        }
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.devices.is_empty() && self.shared_counters.is_empty()
     }
@@ -107,6 +130,13 @@ impl SliceSpec {
     pub(super) fn dropped(&self, desired: &Content) -> BTreeSet<String> {
         let mut fields = BTreeSet::new();
         let Some(sent) = &self.sent else { return fields };
+        let (ours, theirs) = (&sent.pool_fields, &self.content.pool_fields);
+        if ours.partition_type_attribute != theirs.partition_type_attribute {
+            fields.insert("partitionTypeAttribute".to_owned());
+        }
+        if ours.skip_node_operations != theirs.skip_node_operations {
+            fields.insert("skipNodeOperations".to_owned());
+        }
         for (name, device) in desired.devices.iter().filter(|(name, _)| sent.devices.contains_key(*name)) {
             device.dropped_in(self.content.devices.get(name), "devices[]", &mut fields);
         }

@@ -77,6 +77,7 @@ impl SliceStore {
                 slice = (*known).clone();
             } else if slice.spec.content == known.spec.content {
                 slice.spec.sent.clone_from(&known.spec.sent);
+                slice.spec.content.share(&known.spec.content);
             }
         }
         // They are as large as the slice, and only their managers are used.
@@ -88,6 +89,7 @@ impl SliceStore {
 
     /// Takes the server's answer to a write of `sent`, before the watch reports it.
     pub(super) fn written(&mut self, mut slice: Slice, sent: Content) {
+        slice.spec.content.share(&sent);
         slice.spec.sent = Some(sent).filter(|sent| *sent != slice.spec.content);
         self.writer.apply_watcher_event(&Event::Apply(slice));
     }

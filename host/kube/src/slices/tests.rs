@@ -57,7 +57,7 @@ fn with_health(mut published: Published, pool: &str, index: usize, state: Health
 }
 
 fn content(pool: &Pool) -> Content {
-    super::convert::content(pool, &Default::default())
+    super::convert::content(pool, &Default::default(), &Default::default())
 }
 
 /// What a reader of the API takes for the devices of a pool. None: it is not complete.
@@ -80,5 +80,5 @@ fn visible(slices: &[Arc<Slice>], key: &PoolKey) -> Option<Content> {
         }
         shared_counters.extend(slice.spec.content.shared_counters.clone());
     }
-    Some(Content { devices, shared_counters })
+    Some(Content { devices, shared_counters, ..Content::default() })
 }

@@ -20,7 +20,7 @@ impl Cluster {
         let server = Arc::new(ApiServer::start().await);
         let uid = server.allocate_claim(claim);
         let (tasks, conditions) = (Tasks::new(), Conditions::default());
-        let writer = Statuses::start(&tasks, &over(&server), conditions.clone());
+        let writer = Statuses::start(&tasks, &over(&server), conditions.clone(), limit::STATUSES_MAX);
         Self { server, conditions, writer, tasks, claim: ObjectRef::new("default", "one", &uid).unwrap() }
     }
 
@@ -108,7 +108,8 @@ async fn a_status_is_read_and_applied_and_one_that_is_there_is_not_written_again
     assert_eq!((cluster.entries(), cluster.counts()), (pairs(&[(GPU, "New")]), [1, 0, 0, 0]));
     cluster.report(&[(GPU, &["New"])]);
     assert_eq!((cluster.written().await.len(), cluster.counts()), (0, [1, 0, 0, 0]));
-    let restarted = Statuses::start(&cluster.tasks, &over(&cluster.server), Conditions::default());
+    let restarted =
+        Statuses::start(&cluster.tasks, &over(&cluster.server), Conditions::default(), limit::STATUSES_MAX);
     restarted.set(reported(&cluster.claim, &[(GPU, &["New"])]));
     assert_eq!((cluster.written().await.len(), restarted.counts.unchanged.get()), (1, 1));
     assert!(cluster.tasks.drain(Duration::from_secs(1)).await);
@@ -122,7 +123,8 @@ async fn each_driver_has_its_own_entries_and_takes_back_its_own_only() {
     cluster.written().await;
     assert_eq!(cluster.entries(), pairs(&[(GPU, "A"), (NIC, "B")]));
     let tasks = Tasks::new();
-    let restarted = Statuses::start(&tasks, &over(&cluster.server), Conditions::default());
+    let restarted =
+        Statuses::start(&tasks, &over(&cluster.server), Conditions::default(), limit::STATUSES_MAX);
     restarted.set(reported(&cluster.claim, &[(NIC, &["C"])]));
     cluster.written().await;
     assert_eq!(cluster.entries(), pairs(&[(GPU, "A"), (NIC, "C")]));
@@ -210,20 +212,20 @@ fn of_claims(claims: &[(&str, &str)]) -> Reported {
 
 async fn writer() -> Writer {
     let server = Arc::new(ApiServer::start().await);
-    Writer::new(over(&server), Arc::default(), Conditions::default())
+    Writer::new(over(&server), Arc::default(), Conditions::default(), limit::STATUSES_MAX)
 }
 
 #[tokio::test]
 async fn statuses_have_a_bound_and_those_of_claims_that_are_gone_go() {
     let mut writer = writer().await;
-    let uids: Vec<_> = (0..=STATUSES_MAX).map(|index| format!("uid-{index}")).collect();
+    let uids: Vec<_> = (0..=limit::STATUSES_MAX).map(|index| format!("uid-{index}")).collect();
     let claims: Vec<_> = uids.iter().map(|uid| (uid.as_str(), GPU)).collect();
     writer.update(&of_claims(&claims));
-    assert_eq!((writer.parts.len(), writer.counts.dropped.get()), (STATUSES_MAX, 1));
+    assert_eq!((writer.parts.len(), writer.counts.dropped.get()), (limit::STATUSES_MAX, 1));
     // Written ones need no room.
     writer.parts.values_mut().for_each(|part| part.is_written = true);
     writer.update(&of_claims(&claims));
-    assert_eq!((writer.parts.len(), writer.counts.dropped.get()), (STATUSES_MAX + 1, 1));
+    assert_eq!((writer.parts.len(), writer.counts.dropped.get()), (limit::STATUSES_MAX + 1, 1));
     writer.update(&of_claims(&claims[..2]));
     assert_eq!(writer.parts.len(), 2);
 }

@@ -60,7 +60,7 @@ impl LimitKey {
 
     /// Returns whether a driver can request it; the others are set by the operator only.
     pub fn can_be_requested(self) -> bool {
-        matches!(self, Self::MemoryMiB | Self::WallMs | Self::CpuMs)
+        matches!(self, Self::MemoryMiB | Self::WallMs | Self::CpuMs | Self::ConcurrentCalls)
     }
 
     /// Returns the default and the maximum.
@@ -116,8 +116,18 @@ fn millis(duration: Duration) -> u32 {
 }
 
 /// Returns the limits that a driver requests.
-pub fn requested_limits(memory_mib: Option<u32>, wall_ms: Option<u32>, cpu_ms: Option<u32>) -> LimitValues {
-    let values = [(LimitKey::MemoryMiB, memory_mib), (LimitKey::WallMs, wall_ms), (LimitKey::CpuMs, cpu_ms)];
+pub fn requested_limits(
+    memory_mib: Option<u32>,
+    wall_ms: Option<u32>,
+    cpu_ms: Option<u32>,
+    concurrent_calls: Option<u32>,
+) -> LimitValues {
+    let values = [
+        (LimitKey::MemoryMiB, memory_mib),
+        (LimitKey::WallMs, wall_ms),
+        (LimitKey::CpuMs, cpu_ms),
+        (LimitKey::ConcurrentCalls, concurrent_calls),
+    ];
     values.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
 }
 

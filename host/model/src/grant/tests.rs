@@ -78,7 +78,7 @@ fn the_difference_is_readable() {
         env: strings(&["ACME_X", "LD_PRELOAD"]),
         ..Capabilities::default()
     };
-    let limits = requested_limits(Some(128), Some(1000), None);
+    let limits = requested_limits(Some(128), Some(1000), None, None);
     assert_eq!(
         missing(
             &request,
@@ -135,7 +135,7 @@ fn allowed_is_what_is_asked_for_and_granted() {
 /// All limits of a printed grant, including the proposed ones, are the effective defaults.
 #[test]
 fn a_printed_grant_proposes_the_limits_that_apply_anyway() {
-    for asked in [LimitValues::new(), requested_limits(None, None, Some(500))] {
+    for asked in [LimitValues::new(), requested_limits(None, None, Some(500), None)] {
         let printed = to_yaml("acme.example.com", "", &Capabilities::default(), &asked);
         let (head, limits) = printed.split_once("# Limits.").unwrap();
         let plain = |line: &str| line.strip_prefix("# ").unwrap_or(line).to_owned() + "\n";
@@ -174,7 +174,7 @@ fn limits_stay_within_grant_and_ceiling() {
     };
     assert_eq!(default, expected);
     assert_eq!(default.look_wall(), limit::LOOK_WALL);
-    let greedy = requested_limits(Some(4096), Some(0), Some(1000));
+    let greedy = requested_limits(Some(4096), Some(0), Some(1000), Some(2));
     let generous = LimitValues::from([
         (LimitKey::MemoryMiB, 9999),
         (LimitKey::WallMs, 20_000),
@@ -193,6 +193,8 @@ fn withdrawn_capabilities_are_withdrawn_for_every_owner() {
     let allowed = Capabilities {
         sysfs_read: strings(&["a/*"]),
         sysfs_write: vec![ValueGrant { glob: "a/b".into(), pattern: "1".into() }],
+        host_files: strings(&["/opt/*"]),
+        pci_driver: vec![ValueGrant { glob: "0000:00:04.0".into(), pattern: "vfio-pci".into() }],
         device_nodes: strings(&["/dev/a"]),
         mounts: strings(&["/opt/a"]),
         hooks: strings(&["/usr/bin/a"]),
@@ -206,6 +208,9 @@ fn withdrawn_capabilities_are_withdrawn_for_every_owner() {
             effective.allows_sysfs_read("a/b"),
             effective.allows_sysfs_glob("a/*"),
             effective.allows_sysfs_write("a/b", "1"),
+            effective.allows_host_file("/opt/a"),
+            effective.allows_host_files_glob("/opt/*"),
+            effective.allows_bind("0000:00:04.0", "vfio-pci"),
             effective.allows_device_node("/dev/a"),
             effective.allows_device_nodes_glob("/dev/a"),
             effective.allows_mount("/opt/a"),
@@ -214,7 +219,7 @@ fn withdrawn_capabilities_are_withdrawn_for_every_owner() {
             effective.allows_net_device("eth0"),
         ]
     };
-    assert_eq!(allows(), [true; 9]);
+    assert_eq!(allows(), [true; 12]);
     effective.revoke();
-    assert_eq!(allows(), [false; 9]);
+    assert_eq!(allows(), [false; 12]);
 }

@@ -25,6 +25,12 @@ pub fn to_yaml(driver: &str, summary: &str, request: &Capabilities, limits: &Lim
     list("sysfsRead", "Paths below /sys.", all(&request.sysfs_read));
     let written = "Paths below /sys that it writes while it prepares and unprepares, and the values.";
     list("sysfsWrite", written, request.sysfs_write.iter().map(write).collect());
+    list("hostFiles", "Files outside /sys and /dev that it reads.", all(&request.host_files));
+    let bind = |ValueGrant { glob, pattern }: &ValueGrant| {
+        format!("{{functions: {}, drivers: {}}}", quoted(glob), quoted(pattern))
+    };
+    let bound = "PCI functions that it binds while it prepares and unprepares, and the kernel drivers.";
+    list("pciDriver", bound, request.pci_driver.iter().map(bind).collect());
     let nodes = "Device nodes that it looks at and gives to containers.";
     list("deviceNodes", nodes, all(&request.device_nodes));
     let mounts = "Directories and files of the node that it mounts into containers.";
@@ -32,7 +38,7 @@ pub fn to_yaml(driver: &str, summary: &str, request: &Capabilities, limits: &Lim
     let hooks = "Programs of the node that run as root when a container starts.";
     list("hooks", hooks, all(&request.hooks));
     list("env", "Environment variables that it sets in containers.", all(&request.env));
-    let interfaces = "Network interfaces that it moves into containers.";
+    let interfaces = "Network interfaces that it looks at and moves into containers.";
     list("netDevices", interfaces, all(&request.net_devices));
     push_limits(&mut lines, limits);
     lines.join("\n") + "\n"

@@ -11,7 +11,7 @@ use tonic::Code;
 use super::stats::Rpcs;
 use super::{Connection, DraService, convert, problem, rpc};
 use nodedock_core::driver::{Call, ClaimDriver, DriverStats, Outcomes, all_failed, settle};
-use nodedock_model::{DriverClaim, DriverName, LiveClaim, PreparedClaim, Problem, Uid};
+use nodedock_model::{DriverClaim, DriverClaimRecord, DriverName, PreparedClaim, Problem, Uid};
 
 /// Time that a call waits for a lost connection: a plugin that is replaced in place takes about a second.
 const RECONNECT_WAIT: Duration = Duration::from_secs(2);
@@ -114,7 +114,7 @@ impl ClaimDriver for DraPlugin {
         outcomes
     }
 
-    async fn unprepare(&self, call: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
+    async fn unprepare(&self, call: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
         let asked = || claims.iter().map(|live| &live.claim.id.uid);
         let request = wire::NodeUnprepareResourcesRequest {
             claims: claims.iter().map(|live| convert::claim(&live.claim.id)).collect(),

@@ -14,8 +14,8 @@ use super::*;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Call, ClaimDriver};
 use nodedock_model::{
-    AllocatedDevice, DeviceAccess, DeviceName, DriverClaim, DriverName, HealthState, LiveClaim, ObjectRef,
-    PoolName, PreparedClaim, Problem, ProblemKind,
+    AllocatedDevice, DeviceAccess, DeviceName, DriverClaim, DriverClaimRecord, DriverName, HealthState,
+    ObjectRef, PoolName, PreparedClaim, Problem, ProblemKind,
 };
 
 const DRIVER: &str = "null.example.com";
@@ -88,11 +88,19 @@ fn claim(uid: &str) -> DriverClaim {
         devices: vec![device],
         configs: Vec::new(),
         annotations: Default::default(),
+        reserved_for: Vec::new(),
+        progress: Vec::new(),
     }
 }
 
-fn live(uid: &str) -> LiveClaim {
-    LiveClaim { claim: claim(uid), memo: Vec::new(), driver_version: "v1".into(), boot_id: "b".into() }
+fn live(uid: &str) -> DriverClaimRecord {
+    DriverClaimRecord {
+        claim: claim(uid),
+        prepared: true,
+        memo: Vec::new(),
+        driver_version: "v1".into(),
+        boot_id: "b".into(),
+    }
 }
 
 fn device(cdi_names: &[&str]) -> Device {

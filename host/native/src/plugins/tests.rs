@@ -95,7 +95,14 @@ impl Dock {
 
 fn claim() -> DriverClaim {
     let id = ObjectRef::new("default", "c", "uid-1").unwrap();
-    DriverClaim { id, devices: Vec::new(), configs: Vec::new(), annotations: Default::default() }
+    DriverClaim {
+        id,
+        devices: Vec::new(),
+        configs: Vec::new(),
+        annotations: Default::default(),
+        reserved_for: Vec::new(),
+        progress: Vec::new(),
+    }
 }
 
 async fn prepare(driver: &Driver) -> bool {

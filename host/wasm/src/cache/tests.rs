@@ -83,7 +83,7 @@ async fn what_was_put_is_found_again_and_can_be_mapped() {
     scene.fill(&cache).await;
     assert_eq!((mode(&scene.path()), mode(&scene.file(&cache))), (DIRECTORY_MODE, FILE_MODE));
     let (_, report) = scene.open().take(&scene.key, &scene.engine).expect("by the next daemon too");
-    assert!(report.surface.exports.contains("nodedock:driver/identity@0.1.0"));
+    assert!(report.surface.exports.contains("nodedock:driver/identity@0.2.0"));
     assert_eq!(std::fs::read_dir(scene.path()).unwrap().count(), 1, "nothing is left beside it");
 }
 

@@ -30,7 +30,12 @@ pub(in super::super) fn driver_info(info: guest::DriverInfo) -> Checked<DriverIn
         version: info.version,
         summary: line("the summary", info.summary, SUMMARY_BYTES_MAX)?,
         capabilities,
-        limits: grant::requested_limits(limits.memory_mib, limits.wall_ms, limits.cpu_ms),
+        limits: grant::requested_limits(
+            limits.memory_mib,
+            limits.wall_ms,
+            limits.cpu_ms,
+            limits.concurrent_calls,
+        ),
         event_subsystems: subsystems(info.event_subsystems)?,
         discovery_period: period(info.discovery_period_seconds),
         annotations: labels("annotations", info.annotations)?,
@@ -50,10 +55,13 @@ fn driver_name(text: &str) -> Checked<DriverName> {
 }
 
 fn capabilities(asked: guest::Capabilities) -> Capabilities {
-    let write = |grant: guest::ValueGrant| ValueGrant { glob: grant.glob, pattern: grant.pattern };
+    let write = |write: guest::WriteRequest| ValueGrant { glob: write.glob, pattern: write.pattern };
+    let bind = |bind: guest::BindRequest| ValueGrant { glob: bind.functions, pattern: bind.drivers };
     Capabilities {
         sysfs_read: asked.sysfs_read,
         sysfs_write: asked.sysfs_write.into_iter().map(write).collect(),
+        host_files: asked.host_files,
+        pci_driver: asked.pci_driver.into_iter().map(bind).collect(),
         device_nodes: asked.device_nodes,
         mounts: asked.mounts,
         hooks: asked.hooks,

@@ -6,7 +6,7 @@ use super::{
     Checked, Refusal, at_most, labels, line, name, non_empty_line, quantity, refuse, shown, twice, within,
 };
 use crate::Limit;
-use crate::bindings::nodedock::driver::types as guest;
+use crate::bindings::types as guest;
 use nodedock_model::limit::{
     ATTRIBUTE_TEXT_MAX, ATTRIBUTE_VALUES_MAX, ATTRIBUTES_MAX, CONSUMED_SETS_MAX, COUNTER_SETS_MAX,
     COUNTERS_MAX, DEVICES_MAX, IDENTITIES_MAX, IDENTITY_BYTES_MAX, LABEL_VALUE_BYTES_MAX, NUMA_NODE_ID_MAX,
@@ -14,8 +14,8 @@ use nodedock_model::limit::{
 };
 use nodedock_model::{
     AttributeValue, Capacity, CapacityChoice, CapacityPolicy, CounterSet, Device, DeviceHealth, DeviceName,
-    DriverName, ExtendedResource, HealthReport, HealthState, Inventory, Pool, PoolName, QualifiedName, Taint,
-    TaintEffect, is_dns_label, is_label_key, is_label_value,
+    DriverName, ExtendedResource, HealthReport, HealthState, Inventory, Pool, PoolName, PoolScheduling,
+    QualifiedName, Taint, TaintEffect, is_dns_label, is_label_key, is_label_value,
 };
 
 pub(in super::super) fn inventory(driver: &DriverName, inventory: guest::Inventory) -> Checked<Inventory> {
@@ -49,6 +49,7 @@ fn pool(driver: &DriverName, pool: guest::Pool) -> Checked<Pool> {
         shared_counters,
         extended_resource: pool.extended_resource.map(ExtendedResource::new).map(name).transpose()?,
         annotations: labels("annotations", pool.annotations)?,
+        scheduling: PoolScheduling::default(),
     })
 }
 
@@ -72,6 +73,7 @@ fn device(driver: &DriverName, device: guest::Device) -> Checked<Device> {
         allow_multiple_allocations: shared,
         identity: device.identity.into_iter().map(identity).collect::<Checked<_>>()?,
         numa_nodes: device.numa_nodes,
+        scheduling: None,
         annotations: labels("annotations", device.annotations)?,
     })
 }

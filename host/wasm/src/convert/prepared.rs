@@ -5,12 +5,12 @@ use std::net::IpAddr;
 
 use super::{Checked, at_most, labels, line, name, node_kind, non_empty_line, refuse, shown, twice, within};
 use crate::Limit;
-use crate::bindings::nodedock::driver::types as guest;
+use crate::bindings::types as guest;
 use nodedock_model::limit::{
     ALLOCATED_DEVICES_MAX, EDITS_MAX, ENV_VALUE_BYTES_MAX, LABEL_VALUE_BYTES_MAX, MEMO_BYTES_MAX,
     PATH_BYTES_MAX, STATUS_CONDITIONS_MAX, STATUS_DATA_BYTES_MAX, STATUS_IPS_MAX,
 };
-use nodedock_model::rule::{is_env_name, is_interface_name, is_node_permissions, is_plain_path};
+use nodedock_model::rule::{is_env_name, is_interface_name, is_plain_path};
 use nodedock_model::{
     Condition, DeviceAccess, DeviceName, DeviceNode, DeviceStatus, DriverClaim, Edits, Hook, IntelRdt, Mount,
     NetDevice, NetworkData, PoolName, PreparedClaim, PreparedDevice, is_label_key,
@@ -51,7 +51,7 @@ pub(in super::super) fn prepared_claim(
 }
 
 /// Annotations reach the container runtime, which would inject devices of any driver for those of CDI.
-fn annotations(entries: Vec<guest::Label>) -> Checked<BTreeMap<String, String>> {
+fn annotations(entries: Vec<guest::KeyValue>) -> Checked<BTreeMap<String, String>> {
     let annotations = labels("annotations", entries)?;
     if let Some(key) = annotations.keys().find(|key| !is_label_key(key)) {
         return refuse(format!("{} is not the name of an annotation", shown(key)));
@@ -92,7 +92,7 @@ fn prepared_device(asked: &DriverClaim, device: guest::PreparedDevice) -> Checke
     })
 }
 
-fn edits(edits: guest::Edits) -> Checked<Edits> {
+fn edits(edits: guest::ContainerEdits) -> Checked<Edits> {
     at_most("additional groups", edits.additional_gids.len(), EDITS_MAX)?;
     Ok(Edits {
         env: each("env", edits.env, env)?,
@@ -111,7 +111,7 @@ fn each<A, B>(what: &str, entries: Vec<A>, convert: fn(A) -> Checked<B>) -> Chec
     entries.into_iter().enumerate().map(convert).collect()
 }
 
-fn env((key, value): guest::Label) -> Checked<(String, String)> {
+fn env(guest::KeyValue { key, value }: guest::KeyValue) -> Checked<(String, String)> {
     if !is_env_name(&key) {
         return refuse(format!("{} is not the name of an environment variable", shown(&key)));
     }
@@ -129,9 +129,12 @@ fn path(what: &str, path: String) -> Checked<String> {
 }
 
 fn device_node(node: guest::DeviceNode) -> Checked<DeviceNode> {
-    let permissions = &node.permissions;
-    if !is_node_permissions(permissions) {
-        return refuse(format!("permissions {} are not a subset of rwm", shown(permissions)));
+    let letters =
+        [(guest::NodeAccess::READ, 'r'), (guest::NodeAccess::WRITE, 'w'), (guest::NodeAccess::MKNOD, 'm')];
+    let given = letters.into_iter().filter(|(right, _)| node.access.contains(*right));
+    let permissions: String = given.map(|(_, letter)| letter).collect();
+    if permissions.is_empty() {
+        return refuse("access has none of read, write and mknod");
     }
     if let Some(mode) = node.file_mode.filter(|mode| *mode > 0o777) {
         return refuse(format!("file mode {mode:o} has more than permissions"));
@@ -142,7 +145,7 @@ fn device_node(node: guest::DeviceNode) -> Checked<DeviceNode> {
         kind: node.kind.map(node_kind),
         major: node.major,
         minor: node.minor,
-        permissions: node.permissions,
+        permissions,
         file_mode: node.file_mode,
         uid: node.uid,
         gid: node.gid,
@@ -186,15 +189,19 @@ fn interface(text: String) -> Checked<String> {
 }
 
 fn hook(hook: guest::Hook) -> Checked<Hook> {
-    const STAGES: &[&str] =
-        &["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"];
-    if !STAGES.contains(&hook.stage.as_str()) {
-        return refuse(format!("stage {} is not one of {}", shown(&hook.stage), STAGES.join(", ")));
-    }
+    // The names of CDI (OCI runtime specification).
+    let stage = match hook.stage {
+        guest::HookStage::Prestart => "prestart",
+        guest::HookStage::CreateRuntime => "createRuntime",
+        guest::HookStage::CreateContainer => "createContainer",
+        guest::HookStage::StartContainer => "startContainer",
+        guest::HookStage::Poststart => "poststart",
+        guest::HookStage::Poststop => "poststop",
+    };
     at_most("arguments", hook.args.len(), EDITS_MAX)?;
     let argument = |text| line("an argument", text, ENV_VALUE_BYTES_MAX);
     Ok(Hook {
-        stage: hook.stage,
+        stage: stage.to_owned(),
         path: path("the path", hook.path)?,
         args: hook.args.into_iter().map(argument).collect::<Checked<_>>()?,
         env: each("env", hook.env, env)?,
@@ -224,7 +231,11 @@ fn status(status: guest::DeviceStatus) -> Checked<DeviceStatus> {
     let condition = |condition: guest::Condition| {
         Ok(Condition {
             kind: non_empty_line("a condition's kind", condition.kind, CONDITION_KIND_BYTES_MAX)?,
-            status: condition.status,
+            status: match condition.status {
+                guest::ConditionStatus::True => Some(true),
+                guest::ConditionStatus::False => Some(false),
+                guest::ConditionStatus::Unknown => None,
+            },
             reason: line("a condition's reason", condition.reason, LABEL_VALUE_BYTES_MAX)?,
             message: line("a condition's message", condition.message, LABEL_VALUE_BYTES_MAX)?,
         })

@@ -1,8 +1,11 @@
 use super::*;
 use crate::bindings::exports::nodedock::driver::identity as guest_identity;
+use crate::bindings::exports::nodedock::driver::scheduling as guest_scheduling;
+use crate::bindings::nodedock::driver::inventory::CapacityRange;
 use nodedock_model::limit::MEMO_BYTES_MAX;
 use nodedock_model::{
-    AllocatedDevice, DeviceAccess, DeviceName, DriverName, ObjectRef, PoolName, ProblemCode,
+    AllocatedDevice, DeviceAccess, DeviceName, DriverName, Inventory, ObjectRef, PoolName, ProblemCode,
+    SkippedOperations,
 };
 
 fn driver() -> DriverName {
@@ -68,11 +71,7 @@ fn a_whole_inventory_comes_through() {
     gpu.allow_multiple_allocations = true;
     let policy = types::CapacityPolicy {
         default_amount: Some("1Gi".into()),
-        choice: types::CapacityChoice::Range(types::CapacityRange {
-            min: "1Gi".into(),
-            max: None,
-            step: None,
-        }),
+        choice: types::CapacityChoice::Range(CapacityRange { min: "1Gi".into(), max: None, step: None }),
     };
     gpu.capacities = vec![capacity("80Gi", Some(policy))];
     gpu.taints = vec![types::Taint {
@@ -114,8 +113,8 @@ fn devices_beyond_the_bounds_are_refused() {
         (|gpu| gpu.identity = vec![String::new()], "an identity is empty"),
         (|gpu| gpu.identity = vec!["a".into(); 17], "17 identities"),
         (|gpu| gpu.numa_nodes = vec![0; 65], "65 NUMA nodes"),
-        (|gpu| gpu.annotations = vec![("a".into(), "x".repeat(1025))], "1025 bytes"),
-        (|gpu| gpu.annotations = vec![("a".into(), "1".into()), ("a".into(), "2".into())], "occurs twice"),
+        (|gpu| gpu.annotations = vec![pair("a", &"x".repeat(1025))], "1025 bytes"),
+        (|gpu| gpu.annotations = vec![pair("a", "1"), pair("a", "2")], "occurs twice"),
     ];
     for (change, expected) in cases {
         let text = refusal(change);
@@ -148,11 +147,17 @@ fn asked() -> DriverClaim {
         }],
         configs: Vec::new(),
         annotations: BTreeMap::new(),
+        reserved_for: Vec::new(),
+        progress: Vec::new(),
     }
 }
 
-fn no_edits() -> types::Edits {
-    types::Edits {
+fn pair(key: &str, value: &str) -> types::KeyValue {
+    types::KeyValue { key: key.to_owned(), value: value.to_owned() }
+}
+
+fn no_edits() -> types::ContainerEdits {
+    types::ContainerEdits {
         env: Vec::new(),
         device_nodes: Vec::new(),
         mounts: Vec::new(),
@@ -169,7 +174,7 @@ fn answer() -> types::PreparedClaim {
         pool: "pool".into(),
         device: "gpu-0".into(),
         share_id: None,
-        edits: types::Edits { env: vec![("GPU".into(), "0".into())], ..no_edits() },
+        edits: types::ContainerEdits { env: vec![pair("GPU", "0")], ..no_edits() },
         status: None,
     };
     types::PreparedClaim { devices: vec![device], edits: no_edits(), annotations: Vec::new(), memo: vec![1] }
@@ -189,19 +194,16 @@ fn a_refusal_knows_the_limit_that_it_is_about() {
         prepared_claim(&asked(), answer).unwrap_err().limit()
     };
     assert_eq!(limit_of(|claim| claim.memo = vec![0; MEMO_BYTES_MAX + 1]), Some(Limit::Memo));
+    assert_eq!(limit_of(|claim| claim.edits.env = vec![pair("A", ""); 65]), Some(Limit::AnswerEntries));
     assert_eq!(
-        limit_of(|claim| claim.edits.env = vec![("A".into(), String::new()); 65]),
-        Some(Limit::AnswerEntries)
-    );
-    assert_eq!(
-        limit_of(|claim| claim.edits.env = vec![("A".into(), "x".repeat(4097))]),
+        limit_of(|claim| claim.edits.env = vec![pair("A", &"x".repeat(4097))]),
         Some(Limit::AnswerBytes)
     );
     assert_eq!(
-        limit_of(|claim| claim.annotations = vec![("k".into(), "x".repeat(1025))]),
+        limit_of(|claim| claim.annotations = vec![pair("k", &"x".repeat(1025))]),
         Some(Limit::AnswerBytes)
     );
-    assert_eq!(limit_of(|claim| claim.edits.env = vec![("a b".into(), "1".into())]), None);
+    assert_eq!(limit_of(|claim| claim.edits.env = vec![pair("a b", "1")]), None);
 }
 
 #[test]
@@ -219,36 +221,36 @@ fn a_device_is_prepared_for_requests_and_not_for_subrequests() {
 
 #[test]
 fn edits_that_are_not_valid_are_refused() {
-    let node = |path: &str, permissions: &str| {
+    use types::NodeAccess as Access;
+    let node = |path: &str, access: Access| {
         let node = types::DeviceNode {
             path: path.into(),
             host_path: None,
             kind: None,
             major: None,
             minor: None,
-            permissions: permissions.into(),
+            access,
             file_mode: None,
             uid: None,
             gid: None,
         };
-        types::Edits { device_nodes: vec![node], ..no_edits() }
+        types::ContainerEdits { device_nodes: vec![node], ..no_edits() }
     };
     let net = |names: &[(&str, &str)]| {
         let device = |(host, container): &(&str, &str)| types::NetDevice {
             host_interface: (*host).into(),
             container_interface: (*container).into(),
         };
-        types::Edits { net_devices: names.iter().map(device).collect(), ..no_edits() }
+        types::ContainerEdits { net_devices: names.iter().map(device).collect(), ..no_edits() }
     };
     for (edits, expected) in [
-        (types::Edits { env: vec![(String::new(), String::new())], ..no_edits() }, "is not the name"),
-        (node("dev/x", "r"), "not an absolute, plain path"),
-        (node("/dev/x", "rr"), "not a subset of rwm"),
-        (node("/dev/x", ""), "not a subset of rwm"),
+        (types::ContainerEdits { env: vec![pair("", "")], ..no_edits() }, "is not the name"),
+        (node("dev/x", Access::READ), "not an absolute, plain path"),
+        (node("/dev/x", Access::empty()), "none of read, write and mknod"),
         (net(&[("a-name-that-is-too-long", "net1")]), "name of a network interface"),
         (net(&[("eth0", "net1"), ("eth0", "net2")]), "interface eth0 occurs twice"),
         (net(&[("eth0", "net1"), ("eth1", "net1")]), "interface net1 occurs twice"),
-        (types::Edits { additional_gids: vec![1; 65], ..no_edits() }, "65 additional groups"),
+        (types::ContainerEdits { additional_gids: vec![1; 65], ..no_edits() }, "65 additional groups"),
     ] {
         let text = refusal_of_claim(|claim| claim.edits = edits);
         assert!(text.starts_with("edits of the claim") && text.contains(expected), "{expected}: {text}");
@@ -289,13 +291,20 @@ fn a_description_is_checked_and_its_period_clamped() {
         capabilities: guest_identity::Capabilities {
             sysfs_read: vec!["class/drm/*".into()],
             sysfs_write: Vec::new(),
+            host_files: Vec::new(),
+            pci_driver: Vec::new(),
             device_nodes: Vec::new(),
             mounts: Vec::new(),
             hooks: Vec::new(),
             env: Vec::new(),
             net_devices: Vec::new(),
         },
-        limits: guest_identity::Limits { memory_mib: None, wall_ms: None, cpu_ms: None },
+        limits: guest_identity::Limits {
+            memory_mib: None,
+            wall_ms: None,
+            cpu_ms: None,
+            concurrent_calls: None,
+        },
         event_subsystems: vec!["drm".into()],
         discovery_period_seconds: Some(0),
         annotations: Vec::new(),
@@ -318,7 +327,7 @@ fn a_drivers_refusal_is_cut_to_its_bounds() {
         code: "Not A Code".into(),
         message: format!("line\nline{}", "é".repeat(1000)),
         retry_after_ms: Some(5),
-        details: vec![("k".repeat(300), "v\u{1b}".into()); 20],
+        details: vec![pair(&"k".repeat(300), "v\u{1b}"); 20],
     });
     assert_eq!(
         (problem.kind, problem.code.as_str(), problem.retry_after_ms),
@@ -345,4 +354,145 @@ fn health_is_of_devices_and_its_messages_are_bounded() {
     assert_eq!(health_report(vec![health("a"), health("b")]).unwrap().len(), 2);
     let long = types::DeviceHealth { message: "x".repeat(1025), ..health("a") };
     assert!(health_report(vec![long]).unwrap_err().to_string().contains("1025 bytes"));
+}
+
+/// An inventory of one pool with two devices, the second a partition.
+fn partitions() -> Inventory {
+    let mut whole = device("gpu-0");
+    whole.capacities = vec![capacity("80Gi", None)];
+    let mut part = device("gpu-1");
+    part.consumes = vec![set("gpu", &[("memory", "40Gi")])];
+    part.attributes = vec![attribute("profile", types::AttributeValue::Text("half".into()))];
+    let mut all = pool(vec![whole, part]);
+    all.shared_counters = vec![set("gpu", &[("memory", "80Gi")])];
+    inventory(&driver(), types::Inventory { pools: vec![all] }).unwrap()
+}
+
+fn of_device(name: &str) -> guest_scheduling::DeviceScheduling {
+    guest_scheduling::DeviceScheduling {
+        pool: "pool".into(),
+        device: name.into(),
+        binds_to_node: false,
+        binding_conditions: Vec::new(),
+        binding_failure_conditions: Vec::new(),
+        node_allocatable: Vec::new(),
+        compatibility: Vec::new(),
+    }
+}
+
+fn of_pool() -> guest_scheduling::PoolScheduling {
+    guest_scheduling::PoolScheduling {
+        pool: "pool".into(),
+        partition_type_attribute: None,
+        skip_node_operations: guest_scheduling::NodeOperations::empty(),
+    }
+}
+
+fn allocatable(
+    resource: &str,
+    mapping: Option<guest_scheduling::AllocatableMapping>,
+) -> guest_scheduling::NodeAllocatable {
+    guest_scheduling::NodeAllocatable {
+        resource: resource.into(),
+        mapping,
+        per_pod: None,
+        per_container: None,
+    }
+}
+
+#[test]
+fn additions_for_the_scheduler_belong_to_their_device_and_pool() {
+    use guest_scheduling::AllocatableMapping::{PerCapacity, PerDevice};
+    let mut known = partitions();
+    let mapping = guest_scheduling::CapacityMapping { capacity: "memory".into(), multiplier: "1".into() };
+    let whole = guest_scheduling::DeviceScheduling {
+        binds_to_node: true,
+        binding_conditions: vec!["Attached".into()],
+        binding_failure_conditions: vec!["Failed".into()],
+        node_allocatable: vec![
+            allocatable("cpu", Some(PerDevice("2".into()))),
+            allocatable("memory", Some(PerCapacity(mapping))),
+        ],
+        ..of_device("gpu-0")
+    };
+    let groups = guest_scheduling::Compatibility { counter_set: "gpu".into(), groups: vec!["mig".into()] };
+    let part = guest_scheduling::DeviceScheduling { compatibility: vec![groups], ..of_device("gpu-1") };
+    let skipped = guest_scheduling::NodeOperations::PREPARE | guest_scheduling::NodeOperations::UNPREPARE;
+    let pools = vec![guest_scheduling::PoolScheduling {
+        partition_type_attribute: Some("profile".into()),
+        skip_node_operations: skipped,
+        ..of_pool()
+    }];
+    add_scheduling(&driver(), &mut known, guest_scheduling::Additions { devices: vec![whole, part], pools })
+        .unwrap();
+    let pool = &known.pools["pool"];
+    assert_eq!(pool.scheduling.partition_type_attribute.as_deref(), Some("gpu.example.com/profile"));
+    assert_eq!(pool.scheduling.skip_node_operations, Some(SkippedOperations::PrepareAndUnprepare));
+    let added = pool.devices["gpu-0"].scheduling.as_deref().unwrap();
+    assert_eq!((added.binds_to_node, added.node_allocatable.len()), (true, 2));
+    assert_eq!(pool.devices["gpu-1"].scheduling.as_deref().unwrap().compatibility["gpu"], ["mig"]);
+}
+
+#[test]
+fn additions_that_do_not_fit_the_inventory_are_refused_with_their_place() {
+    use guest_scheduling::AllocatableMapping::{PerCapacity, PerDevice};
+    let of_capacity = |capacity: &str| {
+        PerCapacity(guest_scheduling::CapacityMapping { capacity: capacity.into(), multiplier: "1".into() })
+    };
+    let groups = |set: &str, groups: &[&str]| {
+        let groups = groups.iter().map(ToString::to_string).collect();
+        vec![guest_scheduling::Compatibility { counter_set: set.into(), groups }]
+    };
+    let device = |change: &dyn Fn(&mut guest_scheduling::DeviceScheduling)| {
+        let mut added = of_device("gpu-1");
+        change(&mut added);
+        guest_scheduling::Additions { devices: vec![added], pools: Vec::new() }
+    };
+    let pool = |change: &dyn Fn(&mut guest_scheduling::PoolScheduling)| {
+        let mut added = of_pool();
+        change(&mut added);
+        guest_scheduling::Additions { devices: Vec::new(), pools: vec![added] }
+    };
+    let twice = guest_scheduling::Additions {
+        devices: vec![of_device("gpu-0"), of_device("gpu-0")],
+        pools: Vec::new(),
+    };
+    for (additions, expected) in [
+        (device(&|added| added.device = "gpu-9".into()), "does not have it"),
+        (device(&|added| added.pool = "other".into()), "does not have it"),
+        (twice, "occurs twice"),
+        (device(&|added| added.binding_conditions = vec!["A".into(); 5]), "5 binding conditions, at most 4"),
+        (device(&|added| added.binding_conditions = vec!["A".into(); 2]), "occurs twice"),
+        (device(&|added| added.binding_failure_conditions = vec![String::new()]), "is empty"),
+        (
+            device(&|added| added.node_allocatable = vec![allocatable("example.com/gpu", None)]),
+            "hugepages-SIZE",
+        ),
+        (
+            device(&|added| added.node_allocatable = vec![allocatable("cpu", None)]),
+            "neither a mapping nor an overhead",
+        ),
+        (
+            device(&|added| added.node_allocatable = vec![allocatable("cpu", Some(PerDevice("-1".into())))]),
+            "not a quantity",
+        ),
+        (
+            device(&|added| added.node_allocatable = vec![allocatable("cpu", Some(of_capacity("memory")))]),
+            "no capacity memory",
+        ),
+        (device(&|added| added.compatibility = groups("other", &["a"])), "does not consume it"),
+        (device(&|added| added.compatibility = groups("gpu", &["a", "b", "c"])), "3 groups, at most 2"),
+        (device(&|added| added.compatibility = groups("gpu", &["a", "a"])), "occurs twice"),
+        (device(&|added| added.compatibility = groups("gpu", &["A b"])), "not a DNS label"),
+        (pool(&|added| added.pool = "other".into()), "does not have it"),
+        (pool(&|added| added.partition_type_attribute = Some("type".into())), "no text attribute type"),
+        (
+            pool(&|added| added.skip_node_operations = guest_scheduling::NodeOperations::PREPARE),
+            "only together with unprepare",
+        ),
+    ] {
+        let mut known = partitions();
+        let text = add_scheduling(&driver(), &mut known, additions).unwrap_err().to_string();
+        assert!(text.starts_with("scheduling of") && text.contains(expected), "{expected}: {text}");
+    }
 }

@@ -37,7 +37,7 @@ pub(crate) fn dev() -> Option<(tempfile::TempDir, DevRoot, SysfsRoot)> {
     symlink("fuse", root.join("link")).unwrap();
     symlink("dri", root.join("links")).unwrap();
     let sysfs = SysfsRoot::open(&directory.path().join("sys")).unwrap();
-    let root = DevRoot::open(&root).unwrap();
+    let root = DevRoot::open(&Hardware::in_directory(directory.path())).unwrap();
     Some((directory, root, sysfs))
 }
 

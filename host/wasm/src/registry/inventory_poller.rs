@@ -174,7 +174,7 @@ impl InventoryPoller {
     async fn poll(&mut self, trigger: Trigger) {
         let started = Instant::now();
         let call = self.driver.look_call();
-        let outcome = discover(&self.driver, &call, trigger).await;
+        let outcome = self.driver.publish(&call, trigger).await;
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         match outcome {
             // Another version serves by now, or none.
@@ -244,14 +244,4 @@ async fn probe_due(quarantine: Option<&Quarantined>, not_before: Option<tokio::t
         }
         _ => std::future::pending().await,
     }
-}
-
-/// Discovers the inventory, then the devices' health where the driver reports it.
-pub(super) async fn discover(
-    driver: &WasmDriver,
-    call: &Call,
-    trigger: Trigger,
-) -> Result<Published, Problem> {
-    let inventory = driver.discover(call, trigger).await?;
-    Ok(Published { inventory, health: driver.check_health(call).await? })
 }

@@ -29,7 +29,7 @@ use self::workers::{Ended, Handle, Workers};
 use crate::file_watch::{DriverFiles, FileEvent};
 use crate::kernel::KernelEvents;
 use crate::registry::file_memory::Room;
-use crate::registry::inventory_poller::{self, discover};
+use crate::registry::inventory_poller;
 use crate::registry::previous_versions::PreviousVersions;
 use crate::registry::verification::{self, FileError, Verification, Verified};
 use crate::trust::{Policy, Trust, Verdict};
@@ -321,7 +321,7 @@ impl Worker {
         }
         let call = driver.look_call();
         driver.validate_config(&call).await.map_err(Refusal::ConfigRefused)?;
-        let found = discover(&driver, &call, Trigger::Load).await.map_err(Refusal::Discovery)?;
+        let found = driver.publish(&call, Trigger::Load).await.map_err(Refusal::Discovery)?;
         Ok(Ready { driver, found, verified })
     }
 

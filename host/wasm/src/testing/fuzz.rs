@@ -10,7 +10,9 @@ use crate::DriverInfo;
 use crate::admission::{self, Form, LoadError, Surface};
 use crate::convert::{self, Refusal};
 use crate::edits::Verifier;
+use crate::host_files::FilesRoot;
 use crate::nodes::DevRoot;
+use nodedock_core::hardware::Hardware;
 use nodedock_core::sysfs::SysfsRoot;
 use nodedock_model::grant::{Capabilities, Effective, Grant};
 use nodedock_model::{
@@ -44,11 +46,17 @@ pub fn answer(data: &[u8]) -> Result<Answer, Refusal> {
             let info = convert::driver_info(answers::description(&mut bytes));
             info.map(|info| Answer::Description(Box::new(info)))
         }
-        b'i' => convert::inventory(&driver(), answers::inventory(&mut bytes)).map(Answer::Inventory),
+        b'i' => inventory(&mut bytes).map(Answer::Inventory),
         b'h' => convert::health_report(answers::health(&mut bytes)).map(Answer::Health),
         b'r' => Ok(Answer::Refusal(convert::problem_to_model(answers::problem(&mut bytes)))),
         _ => prepared(&mut bytes).map(|prepared| Answer::Prepared(Box::new(prepared))),
     }
+}
+
+fn inventory(bytes: &mut Bytes<'_>) -> Result<Inventory, Refusal> {
+    let mut inventory = convert::inventory(&driver(), answers::inventory(bytes))?;
+    convert::add_scheduling(&driver(), &mut inventory, answers::additions(bytes))?;
+    Ok(inventory)
 }
 
 fn prepared(bytes: &mut Bytes<'_>) -> Result<Prepared, Refusal> {
@@ -83,6 +91,8 @@ fn asked() -> DriverClaim {
         ],
         configs: Vec::new(),
         annotations: Default::default(),
+        reserved_for: Vec::new(),
+        progress: Vec::new(),
     }
 }
 
@@ -90,6 +100,7 @@ fn asked() -> DriverClaim {
 struct Node {
     effective: Effective,
     dev: DevRoot,
+    files: FilesRoot,
     sysfs: SysfsRoot,
 }
 
@@ -101,6 +112,8 @@ impl Node {
         let allowed = Capabilities {
             sysfs_read: one("**"),
             sysfs_write: Vec::new(),
+            host_files: Vec::new(),
+            pci_driver: Vec::new(),
             device_nodes: one("/dev/**"),
             mounts: one("/**"),
             hooks: one("/usr/bin/env"),
@@ -110,13 +123,19 @@ impl Node {
         let grant = Grant { allowed: allowed.clone(), ..Grant::empty() };
         Self {
             effective: Effective::new(&allowed, &grant).expect("these are globs"),
-            dev: DevRoot::open(Path::new("/dev")).expect("every Linux has /dev"),
+            files: FilesRoot::open(Path::new("/")).expect("every Linux has /"),
+            dev: DevRoot::open(&Hardware::of_node()).expect("every Linux has /dev"),
             sysfs: SysfsRoot::open(Path::new("/sys")).expect("every Linux has /sys"),
         }
     }
 
     fn with<T>(&self, check: impl FnOnce(&Verifier<'_>) -> T) -> T {
-        check(&Verifier { effective: &self.effective, dev: &self.dev, sysfs: &self.sysfs })
+        check(&Verifier {
+            effective: &self.effective,
+            dev: &self.dev,
+            files: &self.files,
+            sysfs: &self.sysfs,
+        })
     }
 }
 
@@ -131,7 +150,7 @@ pub fn admission(file: &[u8]) -> bool {
 
 fn check_admitted(component: &[u8], surface: &Surface) -> bool {
     let has = |interface: &str| {
-        let wanted = format!("nodedock:driver/{interface}@0.1.");
+        let wanted = format!("nodedock:driver/{interface}@0.2.");
         surface.exports.iter().any(|name| name.starts_with(&wanted))
     };
     for interface in ["identity", "discovery", "preparation"] {

@@ -46,7 +46,7 @@ async fn after_it() {
 #[tokio::test]
 async fn whatever_a_driver_does_it_is_left_alone_and_comes_back_by_a_probe() {
     let flood = Guest {
-        imports: "(import \"nodedock:driver/log@0.1.0\" \"write\" (func $log (param i32 i32 i32 i32 i32)))"
+        imports: "(import \"nodedock:driver/log@0.2.0\" \"write\" (func $log (param i32 i32 i32 i32 i32)))"
             .into(),
         ..two_faced(
             "(loop $l (call $log (i32.const 2) (i32.const 2048) (i32.const 16) (i32.const 0) (i32.const 0)) (br $l))",

@@ -4,7 +4,7 @@
 //! and a prepared claim without edits.
 
 use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
-use wit_parser::Resolve;
+use wit_parser::{PackageId, Resolve, SourceMap};
 
 /// Bodies of the functions, and what stands beside them.
 #[derive(Clone)]
@@ -43,10 +43,33 @@ impl Default for Guest {
             env: None,
             sysfs_read: None,
             sysfs_write: None,
-            version: "0.1.0",
+            version: "0.2.0",
             wit: None,
         }
     }
+}
+
+/// Worlds of a driver with one facet: a tool embeds several worlds instead.
+const WORLDS: &str = "package nodedock:worlds;
+    world observable { include nodedock:driver/driver@VERSION; include nodedock:driver/health-facet@VERSION; }
+    world configurable { include nodedock:driver/driver@VERSION; include nodedock:driver/configuration-facet@VERSION; }";
+
+/// The contract as if it had this version.
+pub(crate) fn push_contract(resolve: &mut Resolve, version: &str) -> PackageId {
+    let files = [
+        ("claims", include_str!("../../../../wit/claims.wit")),
+        ("common", include_str!("../../../../wit/common.wit")),
+        ("container-edits", include_str!("../../../../wit/container-edits.wit")),
+        ("driver", include_str!("../../../../wit/driver.wit")),
+        ("facets", include_str!("../../../../wit/facets.wit")),
+        ("host", include_str!("../../../../wit/host.wit")),
+        ("inventory", include_str!("../../../../wit/inventory.wit")),
+    ];
+    let mut sources = SourceMap::new();
+    for (name, text) in files {
+        sources.push_str(&format!("{name}.wit"), text.replace("@0.2.0", &format!("@{version}")));
+    }
+    resolve.push_group(sources.parse().map_err(|(_, error)| error).unwrap()).unwrap()
 }
 
 pub(crate) const NAME: &str = "tiny.example.com";
@@ -72,7 +95,7 @@ pub(crate) fn env_edit(name: &str, value: &str) -> String {
 
 /// The import of `sysfs-write`.
 pub(crate) const WRITE_IMPORT: &str =
-    "(import \"nodedock:driver/sysfs-write@0.1.0\" \"write\" (func $write (param i32 i32 i32 i32 i32)))";
+    "(import \"nodedock:driver/sysfs-write@0.2.0\" \"write\" (func $write (param i32 i32 i32 i32 i32)))";
 
 /// A path and a value, for `write_call`.
 pub(crate) fn write_data(path: &str, value: &str) -> String {
@@ -98,10 +121,10 @@ fn words(words: &[u32]) -> String {
 
 impl Guest {
     fn text(&self) -> String {
-        let mut info = [0u32; 32];
+        let mut info = [0u32; 36];
         info[..4].copy_from_slice(&[2048, len(NAME), 2112, 5]);
         let mut data = format!("(data (i32.const 2048) \"{NAME}\") (data (i32.const 2112) \"1.2.3\")");
-        for (place, glob, at) in [(6, self.sysfs_read, 2176), (16, self.env, 2304)] {
+        for (place, glob, at) in [(6, self.sysfs_read, 2176), (20, self.env, 2304)] {
             if let Some(glob) = glob {
                 info[place..place + 2].copy_from_slice(&[at, 1]);
                 let list = words(&[at + 8, len(glob)]);
@@ -137,10 +160,12 @@ impl Guest {
     /// A core module with the contract inside.
     pub(crate) fn module(&self) -> Vec<u8> {
         let mut module = wat::parse_str(self.text()).unwrap();
-        let contract =
-            include_str!("../../../../wit/driver.wit").replace("@0.1.0", &format!("@{}", self.version));
         let mut resolve = Resolve::default();
-        let mut package = resolve.push_str("driver.wit", &contract).unwrap();
+        let mut package = push_contract(&mut resolve, self.version);
+        let worlds = WORLDS.replace("@VERSION", &format!("@{}", self.version));
+        if matches!(self.world, "observable" | "configurable") {
+            package = resolve.push_str("worlds.wit", &worlds).unwrap();
+        }
         if let Some(wit) = self.wit {
             package = resolve.push_str("hostile.wit", wit).unwrap();
         }

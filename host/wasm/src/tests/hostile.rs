@@ -7,12 +7,12 @@ mod files;
 mod others;
 pub(super) mod table;
 
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 
 use serde::Deserialize;
 
 use nodedock_core::driver::{Call, ClaimDriver};
-use nodedock_model::{AllocatedDevice, DeviceName, DriverClaim, LiveClaim, PoolName, Problem};
+use nodedock_model::{AllocatedDevice, DeviceName, DriverClaim, DriverClaimRecord, PoolName, Problem};
 
 use super::guest::{Guest, PREPARE_ONE};
 use super::*;
@@ -147,7 +147,13 @@ async fn claims(driver: &WasmDriver, call: &Call) -> Verdict {
         Err(problem) => return Verdict::new(Stop::Prepare, problem),
         Ok(prepared) => prepared.memo,
     };
-    let live = LiveClaim { claim: claim(), memo, driver_version: "1.2.3".into(), boot_id: "boot-1".into() };
+    let live = DriverClaimRecord {
+        claim: claim(),
+        prepared: true,
+        memo,
+        driver_version: "1.2.3".into(),
+        boot_id: "boot-1".into(),
+    };
     match driver.unprepare(call, &[live]).await.remove(UID).unwrap() {
         Err(problem) => Verdict::new(Stop::Unprepare, problem),
         Ok(()) => Verdict { stop: Stop::Harmless, code: String::new(), message: String::new() },
@@ -174,11 +180,34 @@ fn node() -> Stage {
     {
         symlink(target, sys.join(link)).unwrap();
     }
+    let function = sys.join("devices/pci0000:00/0000:00:04.0");
+    std::fs::create_dir_all(&function).unwrap();
+    std::fs::create_dir_all(sys.join("bus/pci/devices")).unwrap();
+    std::fs::create_dir_all(sys.join("bus/pci/drivers/vfio-pci")).unwrap();
+    std::fs::write(function.join("class"), "0x030000\n").unwrap();
+    let functions = sys.join("bus/pci/devices");
+    symlink("../../../devices/pci0000:00/0000:00:04.0", functions.join("0000:00:04.0")).unwrap();
+    symlink("../../../devices/card0", functions.join("0000:00:05.0")).unwrap();
+    std::fs::create_dir_all(directory.path().join("usr/share")).unwrap();
+    let vendor = directory.path().join("opt/vendor");
+    std::fs::create_dir_all(&vendor).unwrap();
+    for file in ["private", "api-token"] {
+        std::fs::write(vendor.join(file), "secret").unwrap();
+    }
+    std::fs::set_permissions(vendor.join("private"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    std::fs::File::create(vendor.join("endless")).unwrap().set_len(1 << 40).unwrap();
+    std::fs::create_dir_all(directory.path().join("etc")).unwrap();
+    std::fs::write(directory.path().join("etc/shadow"), "secret").unwrap();
+    symlink("/etc/shadow", vendor.join("shadow")).unwrap();
+    symlink("/proc/self/fd/0", vendor.join("descriptor")).unwrap();
+    std::fs::create_dir_all(directory.path().join("proc/self/fd")).unwrap();
+    std::fs::write(directory.path().join("proc/self/fd/0"), "secret").unwrap();
     let fifo = rustix::fs::FileType::Fifo;
     let dev = directory.path().join("dev");
     std::fs::create_dir_all(&dev).unwrap();
-    for path in [sys.join("fifo"), dev.join("pipe"), dev.join("mem")] {
-        rustix::fs::mknodat(rustix::fs::CWD, path, fifo, 0o600.into(), 0).unwrap();
+    for path in [sys.join("fifo"), dev.join("pipe"), dev.join("mem"), vendor.join("pipe")] {
+        rustix::fs::mknodat(rustix::fs::CWD, &path, fifo, 0o600.into(), 0).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
     }
     symlink("pipe", dev.join("link")).unwrap();
     symlink("/proc/self/fd", dev.join("fd")).unwrap();

@@ -11,8 +11,8 @@ use nodedock_core::driver::quarantine::FAILURES_MAX;
 use nodedock_model::{Problem, ProblemKind};
 
 const SPIN: &str = "(loop $l (br $l)) unreachable";
-const LOG: &str = "(import \"nodedock:driver/log@0.1.0\" \"write\" (func $log (param i32 i32 i32 i32 i32)))";
-const READ: &str = "(import \"nodedock:driver/sysfs@0.1.0\" \"read\" (func $read (param i32 i32 i32)))";
+const LOG: &str = "(import \"nodedock:driver/log@0.2.0\" \"write\" (func $log (param i32 i32 i32 i32 i32)))";
+const READ: &str = "(import \"nodedock:driver/sysfs@0.2.0\" \"read\" (func $read (param i32 i32 i32)))";
 
 async fn loaded(stage: &Stage, guest: &Guest, grant: &str) -> WasmDriver {
     stage.try_load(guest.module(), grant).await.unwrap()
@@ -227,7 +227,7 @@ fn the_documentation_has_these_limits() {
     let page = include_str!("../../../../docs/security.md");
     assert!(page.contains(&format!("| {SLOW_CALLS_PER_DRIVER}, {SLOW_CALLS_MAX} (1 GiB),")));
     assert!(page.contains(&format!("| {FAILURES_MAX}; 5 s doubled up to 5 min")));
-    assert!(page.contains(&format!("| values written below `/sys` in a call | {WRITES_PER_CALL} |")));
+    assert!(page.contains(&format!("| values written below `/sys`, functions bound, and saves of progress in a call | {WRITES_PER_CALL} |")));
 }
 
 #[tokio::test]

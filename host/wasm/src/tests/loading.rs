@@ -15,7 +15,7 @@ async fn both_forms_are_taken_and_say_the_same() {
     assert_eq!(module.info().name.as_str(), guest::NAME);
     assert_eq!(module.surface().form, Some(Form::CoreModule));
     assert_eq!(component.surface().form, Some(Form::Component));
-    assert_eq!(component.surface().contract().as_deref(), Some("nodedock:driver@0.1.0"));
+    assert_eq!(component.surface().contract().as_deref(), Some("nodedock:driver@0.2.0"));
     assert_eq!(component.surface().profile(), Some(Profile::Pure));
     assert_eq!(module.missing_grants(), ["env: TINY_*"]);
     assert!(component.missing_grants().is_empty());
@@ -56,7 +56,7 @@ async fn unknown_imports_are_named_with_a_hint() {
         ("wasi:filesystem/types@0.3.0", "WASI 0.3"),
         ("wasi:http/types@0.2.6", "no network"),
         ("wasi:nn/tensor@0.2.0", "io, cli, clocks and random"),
-        ("nodedock:driver/teleport@0.1.9", "newer version of the contract"),
+        ("nodedock:driver/teleport@0.2.9", "newer version of the contract"),
     ] {
         let text =
             says(&stage, wat::parse_str(format!("(component (import \"{import}\" (instance)))")).unwrap())
@@ -71,14 +71,25 @@ async fn unknown_imports_are_named_with_a_hint() {
 #[tokio::test]
 async fn a_prerelease_of_the_contract_is_refused_and_a_later_patch_is_taken() {
     let stage = Stage::new();
-    let text = says(&stage, Guest { version: "0.1.0-rc.1", ..Guest::default() }.module()).await;
+    let text = says(&stage, Guest { version: "0.2.0-rc.1", ..Guest::default() }.module()).await;
     assert!(text.starts_with("contract-version"), "{text}");
-    stage.load(&Guest { version: "0.1.7", ..Guest::default() }).await;
+    stage.load(&Guest { version: "0.2.7", ..Guest::default() }).await;
+}
+
+/// The file is a driver in C of the contract's first draft, which nothing was released for.
+#[tokio::test]
+async fn a_driver_of_an_earlier_track_is_refused_with_both_versions() {
+    let driver = include_bytes!("files/driver-of-contract-0.1.wasm");
+    let text = says(&Stage::new(), driver.as_slice()).await;
+    assert!(text.starts_with("contract-version"), "{text}");
+    for part in ["nodedock:driver@0.1.0", "nodedock:driver@0.2.x", "matching SDK"] {
+        assert!(text.contains(part), "{text} lacks {part}");
+    }
 }
 
 #[tokio::test]
 async fn missing_exports_are_named() {
-    let half = "(component (instance $i) (export \"nodedock:driver/identity@0.1.0\" (instance $i)))";
+    let half = "(component (instance $i) (export \"nodedock:driver/identity@0.2.0\" (instance $i)))";
     let text = says(&Stage::new(), wat::parse_str(half).unwrap()).await;
     assert!(text.contains("discovery, preparation"), "{text}");
 }
@@ -100,11 +111,11 @@ async fn a_describe_that_fails_is_named() {
 #[tokio::test]
 async fn inspection_says_what_it_can_of_a_file_that_is_refused() {
     let stage = Stage::new();
-    let bytes: Bytes = Guest { version: "0.2.0", ..Guest::default() }.module().into();
+    let bytes: Bytes = Guest { version: "0.3.0", ..Guest::default() }.module().into();
     let file = DriverFile { name: "old.wasm".into(), bytes: bytes.clone() };
     let seen = stage.host.inspect(file, &Grant::empty()).await;
     assert_eq!((seen.size, seen.surface.form), (bytes.len(), Some(Form::CoreModule)));
-    assert_eq!(seen.surface.contract().as_deref(), Some("nodedock:driver@0.2.0"));
+    assert_eq!(seen.surface.contract().as_deref(), Some("nodedock:driver@0.3.0"));
     assert!(seen.digest.starts_with("sha256:"));
     assert_eq!(seen.driver.err().unwrap().code(), "contract-version");
 }

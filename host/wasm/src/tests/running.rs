@@ -53,7 +53,7 @@ async fn edits_beyond_the_grant_are_refused_and_those_within_come_through() {
 async fn sysfs_is_read_within_the_grant_and_the_same_within_a_call() {
     // Reads `a` into 8192: result<string, problem>. Its answer is the driver's: an inventory's place is a problem's place.
     let stage = Stage::new();
-    let read = "(import \"nodedock:driver/sysfs@0.1.0\" \"read\" (func $read (param i32 i32 i32)))";
+    let read = "(import \"nodedock:driver/sysfs@0.2.0\" \"read\" (func $read (param i32 i32 i32)))";
     let body = "(call $read (i32.const 300) (i32.const 1) (i32.const 8192))
                 (if (i32.load8_u (i32.const 8192)) (then (return (i32.const 8192))))
                 (if (i32.ne (i32.load8_u (i32.load (i32.const 8196))) (i32.const 55)) (then unreachable))

@@ -1,5 +1,6 @@
 //! Writes below `/sys` by a driver: durable as intents before they are made, within grant and ceiling, and in the audit log.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Mutex;
@@ -12,7 +13,7 @@ use crate::writes::WRITES_PER_CALL;
 use nodedock_base::locks::LockGuard;
 use nodedock_core::driver::ClaimDriver;
 use nodedock_core::driver::values::Write;
-use nodedock_model::Problem;
+use nodedock_model::{Problem, Uid};
 
 const LED: &str = "class/led/brightness";
 
@@ -60,6 +61,27 @@ impl Journal for Notes {
             true => Err(Problem::unavailable("checkpoint-disk-full", "not now")),
             false => Ok(()),
         }
+    }
+
+    fn before(&self, _: &DriverName, _: &[ObjectRef], _: &str) -> Option<(u64, String)> {
+        None
+    }
+
+    async fn save_progress(
+        &self,
+        driver: &DriverName,
+        claim: &ObjectRef,
+        progress: Vec<u8>,
+    ) -> Result<(), Problem> {
+        self.note(format!("{driver} {} saves {}", claim.uid, String::from_utf8_lossy(&progress)));
+        match self.refuses {
+            true => Err(Problem::unavailable("checkpoint-disk-full", "not now")),
+            false => Ok(()),
+        }
+    }
+
+    fn progress(&self, _: &DriverName) -> BTreeMap<Uid, Vec<u8>> {
+        BTreeMap::new()
     }
 
     fn settle(&self, _: &Write<'_>, value: Option<String>) {
@@ -180,6 +202,38 @@ async fn a_call_has_a_bounded_number_of_writes() {
     assert!(driver.prepare(&a_call(), &[a_claim("u-1")]).await["u-1"].is_ok());
     assert_eq!(notes.lines().len(), 2 * WRITES_PER_CALL);
     assert_eq!(driver.stats().refusals(Limit::SysfsWrites).get(), 1, "once for the call");
+}
+
+/// A driver that saves bytes for a claim when it prepares.
+fn saver(uid: &'static str, bytes: usize) -> Guest {
+    let call = format!(
+        "(call $save (i32.const 12800) (i32.const {}) (i32.const 20000) (i32.const {bytes}) (i32.const 13056))",
+        uid.len()
+    );
+    Guest {
+        imports:
+            "(import \"nodedock:driver/progress@0.2.0\" \"save\" (func $save (param i32 i32 i32 i32 i32)))"
+                .into(),
+        extra: format!("(data (i32.const 12800) \"{uid}\") (data (i32.const 20000) \"half\")"),
+        prepare: format!("{call} {PREPARE_ONE}"),
+        discover: format!("{call} i32.const 8192"),
+        pages: 4,
+        ..Guest::default()
+    }
+}
+
+#[tokio::test]
+async fn progress_is_saved_for_a_claim_of_the_call_and_for_no_other() {
+    let (stage, notes) = stage(false);
+    assert!(prepare(&stage, &saver("u-1", 4), "").await);
+    assert_eq!(notes.lines(), ["tiny.example.com u-1 saves half"]);
+    let driver = stage.try_load(saver("u-1", 4).module(), "").await.unwrap();
+    assert!(!driver.is_pure(), "a crash would leave its work half done");
+    driver.discover(&a_call(), Trigger::Load).await.unwrap();
+    for guest in [saver("u-2", 4), saver("u-1", 65_537)] {
+        assert!(prepare(&stage, &guest, "").await);
+    }
+    assert_eq!(notes.lines().len(), 1, "nothing else was saved");
 }
 
 #[derive(Clone, Default)]

@@ -9,6 +9,7 @@ mod kubelet;
 mod native;
 mod sandbox;
 mod seam;
+mod simulate;
 mod slices;
 mod start;
 mod store;
@@ -76,6 +77,7 @@ struct Size {
     /// Devices that are published, and changes of them.
     slice_devices: usize,
     slice_changes: usize,
+    virtual_nodes: usize,
     /// Whether to add where the time goes.
     spans: bool,
 }
@@ -97,6 +99,7 @@ const FULL: Size = Size {
     starts: 10,
     slice_devices: 1000,
     slice_changes: 20,
+    virtual_nodes: 5000,
     spans: false,
 };
 const QUICK: Size = Size {
@@ -116,6 +119,7 @@ const QUICK: Size = Size {
     starts: 2,
     slice_devices: 200,
     slice_changes: 2,
+    virtual_nodes: 20,
     spans: false,
 };
 
@@ -128,7 +132,7 @@ async fn main() -> Result<()> {
     let before = args.compare.as_deref().map_or(Ok(Vec::new()), table::read)?;
     let size = Size { spans: args.spans, ..if args.quick { QUICK } else { FULL } };
     let mut table = Table::default();
-    let sections: [(&str, Section); 11] = [
+    let sections: [(&str, Section); 12] = [
         ("store", |size, table| store::run(size, table).boxed_local()),
         ("sandbox", |size, table| sandbox::run(size, table).boxed_local()),
         ("claims", |size, table| claims::run(size, table).boxed_local()),
@@ -138,6 +142,7 @@ async fn main() -> Result<()> {
         ("swap", |size, table| swap::run(size, table).boxed_local()),
         ("kubelet", |size, table| kubelet::run(size, table).boxed_local()),
         ("seam", |size, table| seam::run(size, table).boxed_local()),
+        ("simulate", |size, table| simulate::run(size, table).boxed_local()),
         ("slices", |size, table| slices::run(size, table).boxed_local()),
         ("start", |size, table| start::run(size, table).boxed_local()),
     ];

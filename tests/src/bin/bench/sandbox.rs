@@ -51,6 +51,8 @@ async fn calls(size: Size, table: &mut Table) {
         }],
         configs: Vec::new(),
         annotations: Default::default(),
+        reserved_for: Vec::new(),
+        progress: Vec::new(),
     };
     let (mut prepares, mut discovers) = (Times::default(), Times::default());
     for _ in 0..size.single {

@@ -24,7 +24,12 @@ fn full_claim() -> ClaimRecord {
     let part = record.drivers.values_mut().next().unwrap();
     part.prepared = Some(Arc::new(PreparedClaim { devices: vec![prepared], ..PreparedClaim::default() }));
     record.allocation.devices.push(device);
-    record.holds.push(Hold { key: "gpu.example.com/gpus/gpu-0".to_owned(), shared: false, driver: None });
+    record.holds.push(Hold {
+        key: "gpu.example.com/gpus/gpu-0".to_owned(),
+        shared: false,
+        driver: None,
+        uses: Vec::new(),
+    });
     record
 }
 

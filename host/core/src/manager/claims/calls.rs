@@ -15,7 +15,8 @@ use crate::driver::{Call, ClaimDriver, Driver, DriverIdentity, Outcomes, all_fai
 use crate::manager::Manager;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
-    ClaimRecord, DriverName, LiveClaim, PreparedBy, Problem, ProblemCode, ProblemKind, Uid,
+    ClaimRecord, DriverClaim, DriverClaimRecord, DriverName, PreparedBy, Problem, ProblemCode, ProblemKind,
+    Uid,
 };
 
 /// Time that the manager waits for a driver after the deadline: the driver ends its calls itself, and checks files afterwards.
@@ -72,7 +73,7 @@ impl Manager {
     ) -> Vec<Vec<(DriverResult, Option<CalledDriver>)>> {
         let calls = batches(work).filter_map(|(name, indexes, records)| {
             let callee = callees.get(name)?;
-            Some(async move { (indexes, prepare_with(name, callee, &records, call).await) })
+            Some(async move { (indexes, self.prepare_with(name, callee, &records, call).await) })
         });
         by_claim(work, join_all(calls).await)
     }
@@ -87,8 +88,13 @@ impl Manager {
     /// Unprepares; returns the results in the order of `work`.
     pub(super) async fn call_unprepare(&self, work: &[Work], call: &Call) -> Vec<Vec<UnprepareResult>> {
         let calls = batches(work).map(|(driver, indexes, records)| async move {
-            let live = records.into_iter().filter_map(|record| Some((record, record.live_claim(driver)?)));
-            let (records, claims): (Vec<_>, Vec<_>) = live.unzip();
+            let of_driver = |record: &ClaimRecord| {
+                let mut of_driver = record.driver_record(driver)?;
+                of_driver.claim.progress = self.values.progress_for(&record.id.uid, driver);
+                Some(of_driver)
+            };
+            let found = records.into_iter().filter_map(|record| Some((record, of_driver(record)?)));
+            let (records, claims): (Vec<_>, Vec<_>) = found.unzip();
             let started = Instant::now();
             let ends = self.unprepare_with(driver, &records, &claims, call).await;
             let duration_us = micros(started);
@@ -109,7 +115,7 @@ impl Manager {
         &self,
         name: &DriverName,
         records: &[&ClaimRecord],
-        claims: &[LiveClaim],
+        claims: &[DriverClaimRecord],
         call: &Call,
     ) -> Vec<Result<(), Problem>> {
         failpoint::pass(Point::UnprepareCall);
@@ -125,42 +131,50 @@ impl Manager {
     }
 }
 
-async fn prepare_with(
-    name: &DriverName,
-    callee: &Callee,
-    records: &[&ClaimRecord],
-    call: &Call,
-) -> Vec<(DriverResult, Option<CalledDriver>)> {
-    failpoint::pass(Point::PrepareCall);
-    let started = Instant::now();
-    let claims: Vec<_> = records.iter().map(|record| record.driver_claim(name)).collect();
-    let uids = || claims.iter().map(|claim| &claim.id.uid);
-    let (by, called, mut outcomes) = match callee {
-        Err(problem) => (None, None, all_failed(uids(), problem)),
-        Ok((driver, claim_driver)) => {
-            let called = (DriverRevision::of(driver), driver.identity.clone());
-            let outcomes = in_time(name, call, uids(), claim_driver.prepare(call, &claims)).await;
-            (Some(prepared_by(driver)), Some(called), outcomes)
-        }
-    };
-    failpoint::pass(Point::PrepareAnswered);
-    let duration_us = micros(started);
-    let result = |record: &&ClaimRecord| {
-        let outcome = outcomes.remove(&record.id.uid).unwrap_or_else(|| Err(skipped(&record.id.uid)));
-        if let Err(problem) = &outcome {
-            let (claim, request, code) = (&record.id, &call.request_id, &problem.code);
-            tracing::warn!(driver = %name, %claim, %request, code, %problem, "claim refused");
-        }
-        (DriverResult { driver: name.clone(), by: by.clone(), outcome, duration_us }, called.clone())
-    };
-    records.iter().map(result).collect()
+impl Manager {
+    async fn prepare_with(
+        &self,
+        name: &DriverName,
+        callee: &Callee,
+        records: &[&ClaimRecord],
+        call: &Call,
+    ) -> Vec<(DriverResult, Option<CalledDriver>)> {
+        failpoint::pass(Point::PrepareCall);
+        let started = Instant::now();
+        let claim = |record: &&ClaimRecord| DriverClaim {
+            reserved_for: record.consumers(),
+            progress: self.values.progress_for(&record.id.uid, name),
+            ..record.driver_claim(name)
+        };
+        let claims: Vec<_> = records.iter().map(claim).collect();
+        let uids = || claims.iter().map(|claim| &claim.id.uid);
+        let (by, called, mut outcomes) = match callee {
+            Err(problem) => (None, None, all_failed(uids(), problem)),
+            Ok((driver, claim_driver)) => {
+                let called = (DriverRevision::of(driver), driver.identity.clone());
+                let outcomes = in_time(name, call, uids(), claim_driver.prepare(call, &claims)).await;
+                (Some(prepared_by(driver)), Some(called), outcomes)
+            }
+        };
+        failpoint::pass(Point::PrepareAnswered);
+        let duration_us = micros(started);
+        let result = |record: &&ClaimRecord| {
+            let outcome = outcomes.remove(&record.id.uid).unwrap_or_else(|| Err(skipped(&record.id.uid)));
+            if let Err(problem) = &outcome {
+                let (claim, request, code) = (&record.id, &call.request_id, &problem.code);
+                tracing::warn!(driver = %name, %claim, %request, code, %problem, "claim refused");
+            }
+            (DriverResult { driver: name.clone(), by: by.clone(), outcome, duration_us }, called.clone())
+        };
+        records.iter().map(result).collect()
+    }
 }
 
 /// Calls a driver to unprepare claims; returns the outcomes in the order of the claims.
 pub(super) async fn unprepare(
     name: &DriverName,
     driver: &dyn ClaimDriver,
-    claims: &[LiveClaim],
+    claims: &[DriverClaimRecord],
     call: &Call,
 ) -> Vec<Result<(), Problem>> {
     let uids = claims.iter().map(|live| &live.claim.id.uid);

@@ -14,6 +14,7 @@ use super::{machine, name_few, unrendered};
 use crate::cdi::{self, CdiDir, CdiError, SpecFile};
 use crate::cdi_watch::SpecEvent;
 use crate::driver::moved::{Moved, first_moved};
+use crate::hardware::Hardware;
 use crate::manager::Manager;
 use nodedock_base::backoff::Backoff;
 use nodedock_base::clock::now_ms;
@@ -111,7 +112,10 @@ impl Manager {
         self.survey().await;
         for record in records {
             let (uid, collision) = (&record.id.uid, collision(&self.cdi, record));
-            let moved = if nodes == Nodes::Unchecked { moved(record) } else { None };
+            let moved = match nodes {
+                Nodes::Unchecked => moved(record, &self.settings.hardware),
+                Nodes::Checked => None,
+            };
             let problems = [refused.get(uid).cloned(), collision.clone(), missing(&self.cdi, record), moved];
             self.set_file_conditions(record, problems.into_iter().flatten().collect());
             if let Some(collision) = collision {
@@ -320,9 +324,9 @@ impl Manager {
             let table = self.table();
             table.claims().filter(|record| self.needs_files(record)).cloned().collect()
         };
-        let cdi = self.cdi.clone();
+        let (cdi, hardware) = (self.cdi.clone(), self.settings.hardware.clone());
         // Renders every claim and reads every file: not for a thread that serves requests.
-        match tokio::task::spawn_blocking(move || find_wrong(&cdi, &records)).await {
+        match tokio::task::spawn_blocking(move || find_wrong(&cdi, &hardware, &records)).await {
             Ok((wrong, surveyed)) => {
                 self.report_survey(surveyed);
                 self.remove_orphans(self.cdi.strays()).await;
@@ -369,7 +373,11 @@ impl Manager {
 }
 
 /// The claims whose files are not right. Blocks.
-fn find_wrong(cdi: &CdiDir, records: &[Arc<ClaimRecord>]) -> (Vec<Uid>, Result<(), CdiError>) {
+fn find_wrong(
+    cdi: &CdiDir,
+    hardware: &Hardware,
+    records: &[Arc<ClaimRecord>],
+) -> (Vec<Uid>, Result<(), CdiError>) {
     let surveyed = cdi.survey_all();
     let is_current = |record: &ClaimRecord| {
         cdi::render(record).is_ok_and(|files| files.iter().all(|file| cdi.is_current(file)))
@@ -378,7 +386,7 @@ fn find_wrong(cdi: &CdiDir, records: &[Arc<ClaimRecord>]) -> (Vec<Uid>, Result<(
         !is_current(record)
             || collision(cdi, record).is_some()
             || missing(cdi, record).is_some()
-            || moved(record).is_some()
+            || moved(record, hardware).is_some()
             || !stale_files(record).is_empty()
     };
     (records.iter().filter(is_wrong).map(|record| record.id.uid.clone()).collect(), surveyed)
@@ -427,10 +435,10 @@ fn missing(cdi: &CdiDir, record: &ClaimRecord) -> Option<Problem> {
 
 /// A device node that differs from the claim's file. The file stays: runtimes that start a container again may need it, and the next prepare
 /// calls the driver.
-fn moved(record: &ClaimRecord) -> Option<Problem> {
+fn moved(record: &ClaimRecord, hardware: &Hardware) -> Option<Problem> {
     let mut parts = record.drivers.iter();
     let (driver, Moved { path, then, now }) =
-        parts.find_map(|(driver, part)| Some((driver, first_moved(part.current()?)?)))?;
+        parts.find_map(|(driver, part)| Some((driver, first_moved(part.current()?, hardware)?)))?;
     let message = format!(
         "the device node {path} of claim {} was {then} when driver {driver} prepared it, and is {now}: a container that is started again may get a wrong device; the claim is prepared again when a pod requests it",
         record.id

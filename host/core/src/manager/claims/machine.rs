@@ -1,5 +1,6 @@
 //! The state machine of claims: a state and a request in, the next state and the steps to take out. Pure: no clock, no IO, no task.
 
+mod holds;
 mod kubelet;
 mod unprepare;
 
@@ -9,52 +10,21 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::name_few;
-use super::table::{ClaimTable, device_key};
+use super::table::ClaimTable;
+use super::{name_few, overlap};
 use nodedock_model::{
     Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory, KubeletHold,
     ObjectRef, PodContainer, PodRecord, PreparedBy, PreparedClaim, Problem, ProblemCode, ProblemKind,
     Transition, Uid,
 };
 
+use holds::holds_of;
+pub use holds::{CounterFacts, DeviceFacts, holds};
 pub use kubelet::{admit_for_kubelet, end_of_part, known_claim};
 pub use unprepare::{
     UnprepareEnd, UnprepareRequest, UnprepareResult, UnprepareStep, check_release, finish_unprepare, release,
     released, roll_back, unprepare,
 };
-
-/// The facts of a device that decide whether several claims may have it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct DeviceFacts {
-    pub allow_multiple_allocations: bool,
-    pub identity: Vec<String>,
-}
-
-/// The devices and identity strings that a claim keeps from others. Devices with admin access are kept from no claim; shares and devices
-/// that allow several allocations are kept from exclusive claims.
-pub fn holds(allocation: &Allocation, facts: impl Fn(&DriverName, &str, &str) -> DeviceFacts) -> Vec<Hold> {
-    holds_of(allocation, |_| true, facts)
-}
-
-/// The same for some of its drivers.
-fn holds_of(
-    allocation: &Allocation,
-    wanted: impl Fn(&DriverName) -> bool,
-    facts: impl Fn(&DriverName, &str, &str) -> DeviceFacts,
-) -> Vec<Hold> {
-    let mut holds: BTreeMap<(String, Option<DriverName>), bool> = BTreeMap::new();
-    let devices = allocation.devices.iter().filter(|device| wanted(&device.driver));
-    for device in devices.filter(|device| !device.admin_access) {
-        let facts = facts(&device.driver, device.pool.as_str(), device.device.as_str());
-        let shared = device.share_id.is_some() || facts.allow_multiple_allocations;
-        let key = device_key(&device.driver, device.pool.as_str(), device.device.as_str());
-        let identity = facts.identity.into_iter().map(|key| (key, Some(device.driver.clone())));
-        for key in std::iter::once((key, None)).chain(identity) {
-            holds.entry(key).and_modify(|known| *known &= shared).or_insert(shared);
-        }
-    }
-    holds.into_iter().map(|((key, driver), shared)| Hold { key, shared, driver }).collect()
-}
 
 /// Who requests a claim.
 #[derive(Debug, Clone, Copy)]
@@ -255,6 +225,9 @@ fn begin(table: &ClaimTable, request: &PrepareRequest<'_>, known: Option<&Arc<Cl
     let holds = holds_for(known, request);
     if let Some((holder, key)) = table.conflict(&id.uid, &holds) {
         return PrepareStep::wait(held(id, holder, key));
+    }
+    if let Err(overlap) = overlap::check(table, id, &holds) {
+        return overlap.step();
     }
     let mut record = known.map_or_else(|| new_record(request), |known| ClaimRecord::clone(known));
     complete(&mut record, request);

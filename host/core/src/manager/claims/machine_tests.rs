@@ -52,7 +52,7 @@ fn waits(step: PrepareStep) -> Problem {
 /// What a claim holds; an identity is held for the gpu.
 fn hold(key: &str, shared: bool) -> Hold {
     let of = Some(driver("gpu")).filter(|gpu| !key.starts_with(gpu.as_str()));
-    Hold { key: key.to_owned(), shared, driver: of }
+    Hold { key: key.to_owned(), shared, driver: of, uses: Vec::new() }
 }
 
 fn result(driver: &DriverName, outcome: Result<PreparedClaim, Problem>) -> DriverResult {
@@ -133,6 +133,7 @@ fn a_claim_holds_its_devices_and_their_identities() {
     let facts = |_: &DriverName, _: &str, device: &str| DeviceFacts {
         allow_multiple_allocations: device == "many",
         identity: if device == "0" { vec!["pci:1".to_owned()] } else { Vec::new() },
+        ..DeviceFacts::default()
     };
     type Case = (&'static [&'static str], &'static [(&'static str, bool)]);
     let cases: [Case; 5] = [
@@ -170,7 +171,7 @@ fn a_refusal_after_a_reboot_keeps_the_claim_with_its_memo_and_the_memos_boot() {
         let results = vec![of_gpu, result(&driver("nic"), Err(permanent()))];
         let end = finish_prepare(&record, None, results, 3);
         let PrepareEnd::Open(record, _) = end else { panic!("its pod unprepares it: {end:?}") };
-        let memo = |name| record.live_claim(&driver(name)).map(|live| (live.memo, live.boot_id)).unwrap();
+        let memo = |name| record.driver_record(&driver(name)).map(|live| (live.memo, live.boot_id)).unwrap();
         assert_eq!(memo("gpu"), (b"memo".to_vec(), boot_of_gpu.to_owned()));
         assert_eq!(memo("nic"), (b"memo".to_vec(), BOOT.to_owned()));
     }
@@ -232,7 +233,7 @@ fn a_claim_whose_device_nodes_moved_is_prepared_again_by_their_driver() {
     assert_eq!((drivers, record.state), (vec![driver("gpu")], ClaimState::Preparing));
     assert!(record.drivers[&driver("gpu")].current().is_none());
     assert_eq!(record.drivers[&driver("nic")], before.drivers[&driver("nic")]);
-    let memo = &record.live_claim(&driver("gpu")).unwrap().memo;
+    let memo = &record.driver_record(&driver("gpu")).unwrap().memo;
     assert_eq!(memo.as_slice(), b"memo", "it is still good for an unprepare");
     let refused = finish_prepare(&record, None, vec![result(&driver("gpu"), Err(permanent()))], 3);
     let PrepareEnd::Open(record, _) = refused else { panic!("the nic stands: {refused:?}") };

@@ -221,18 +221,17 @@ impl Manager {
         };
         let moved = |record: &Arc<ClaimRecord>| {
             let parts = record.drivers.iter();
-            let parts = parts.filter(|(_, part)| part.current().is_some_and(have_moved));
+            let parts = parts.filter(|(_, part)| {
+                part.current().is_some_and(|prepared| have_moved(prepared, &self.settings.hardware))
+            });
             (record.id.uid.clone(), parts.map(|(driver, _)| driver.clone()).collect::<Vec<_>>())
         };
         known.iter().map(moved).filter(|(_, drivers)| !drivers.is_empty()).collect()
     }
 
-    fn facts(&self, driver: &DriverName, pool: &str, device: &str) -> DeviceFacts {
-        let facts = self.registry.device(driver, pool, device).map(|device| DeviceFacts {
-            allow_multiple_allocations: device.allow_multiple_allocations,
-            identity: device.identity,
-        });
-        facts.unwrap_or_default()
+    pub(super) fn facts(&self, driver: &DriverName, pool: &str, device: &str) -> DeviceFacts {
+        let found = self.registry.device_and_counters(driver, pool, device);
+        found.map(|(device, sets)| DeviceFacts::of(device, &sets)).unwrap_or_default()
     }
 
     /// Whether a driver that does not serve may do so soon.

@@ -12,7 +12,7 @@ use crate::driver::{Call, Driver, StoredDrivers};
 use crate::manager::Manager;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
-    ClaimRecord, DriverKind, LiveClaim, PreparedBy, Problem, ProblemCode, ProblemKind, limit,
+    ClaimRecord, DriverClaimRecord, DriverKind, PreparedBy, Problem, ProblemCode, ProblemKind, limit,
 };
 
 /// Failed attempts after which the version that prepared a claim is called to unprepare it, even if the serving version is only unavailable.
@@ -25,7 +25,7 @@ impl Manager {
         &self,
         serving: &Driver,
         records: &[&ClaimRecord],
-        claims: &[LiveClaim],
+        claims: &[DriverClaimRecord],
         ends: &mut [Result<(), Problem>],
         call: &Call,
     ) {
@@ -83,7 +83,7 @@ async fn call_version(
     previous: &dyn StoredDrivers,
     serving: &Driver,
     by: &PreparedBy,
-    claims: &[LiveClaim],
+    claims: &[DriverClaimRecord],
     call: &Call,
 ) -> Vec<Result<(), Problem>> {
     let name = &serving.identity.name;

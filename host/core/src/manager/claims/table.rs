@@ -25,6 +25,8 @@ pub struct ClaimTable {
     shared: Index<String>,
     /// By `driver/pool/device`; claims with admin access, which exclude no claim, are among them.
     users: Index<String>,
+    /// By what several devices or claims use (`Use::of`).
+    things: Index<String>,
     claims_of_pods: Index<Uid>,
     /// Every pod that has a record or a claim, by namespace and name.
     known_pods: BTreeSet<ObjectRef>,
@@ -136,6 +138,11 @@ impl ClaimTable {
         self.found(uids.into_iter()).map(|record| record.id.clone()).collect()
     }
 
+    /// Claims whose devices use a thing (`Use::of`).
+    pub(super) fn users_of_thing(&self, thing: &str) -> impl Iterator<Item = &Arc<ClaimRecord>> {
+        self.found(self.things.get(thing))
+    }
+
     fn found<'a>(
         &'a self,
         uids: impl Iterator<Item = &'a Uid>,
@@ -154,6 +161,7 @@ impl ClaimTable {
         self.by_name.insert(full_name(&record), uid.clone());
         record.holds.iter().for_each(|hold| self.holds(hold).add(hold.key.clone(), uid));
         device_keys(&record).for_each(|key| self.users.add(key, uid));
+        things(&record).for_each(|thing| self.things.add(thing.to_owned(), uid));
         for pod in record.pods.values() {
             self.claims_of_pods.add(pod.uid.clone(), uid);
             self.known_pods.insert(pod.clone());
@@ -171,6 +179,7 @@ impl ClaimTable {
         }
         record.holds.iter().for_each(|hold| self.holds(hold).remove(&hold.key, uid));
         device_keys(&record).for_each(|key| self.users.remove(&key, uid));
+        things(&record).for_each(|thing| self.things.remove(thing, uid));
         digests(&record).for_each(|digest| self.prepared_by.remove(digest, uid));
         for pod in record.pods.values() {
             self.claims_of_pods.remove(&pod.uid, uid);
@@ -271,6 +280,10 @@ fn full_name(record: &ClaimRecord) -> (ObjectName, ObjectName) {
 fn device_keys(record: &ClaimRecord) -> impl Iterator<Item = String> {
     let devices = record.allocation.devices.iter();
     devices.map(|device| device_key(&device.driver, device.pool.as_str(), device.device.as_str()))
+}
+
+fn things(record: &ClaimRecord) -> impl Iterator<Item = &str> {
+    record.holds.iter().flat_map(|hold| &hold.uses).map(|used| used.of.as_str())
 }
 
 fn digests(record: &ClaimRecord) -> impl Iterator<Item = &str> {

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 
 use super::fixtures::{claim, driver, pod, transient, uid};
 use super::{ClaimEnd, PodSelector};
-use crate::driver::Ledger;
+use crate::driver::PreparedClaims;
 use nodedock_model::{ClaimState, ContainerClaim, Device, DeviceName, Pool, PoolName};
 
 use crate::manager::tests::scene::{
@@ -198,13 +198,16 @@ async fn pods_are_unprepared_by_name_where_the_uid_is_not_known() {
 }
 
 #[tokio::test]
-async fn a_driver_sees_its_own_prepared_claims_in_the_ledger() {
+async fn a_driver_sees_its_own_prepared_claims() {
     let (_home, daemon, a, _gpu, nic) = with_two_drivers();
     nic.reply("uid-both", Reply::Refuse(transient()));
     daemon.prepare(&a, &["both"]).await;
-    let ledger = &daemon.manager.claims;
-    assert_eq!(ledger.claims(&driver("gpu"))[0].claim.devices.len(), 1);
-    assert_eq!(ledger.claim(&driver("gpu"), "uid-both").unwrap().memo, b"call 1");
-    assert!(ledger.claims(&driver("nic")).is_empty(), "it was only asked");
+    let prepared = &daemon.manager.claims;
+    assert_eq!(prepared.after(&driver("gpu"), None, None, 9)[0].claim.devices.len(), 1);
+    assert_eq!(prepared.get(&driver("gpu"), "uid-both").unwrap().memo, b"call 1");
+    let asked = prepared.after(&driver("nic"), None, None, 9);
+    assert_eq!((asked.len(), asked[0].prepared, asked[0].memo.len()), (1, false, 0));
+    assert!(prepared.after(&driver("gpu"), None, Some("uid-both"), 9).is_empty(), "it is the last");
+    assert!(prepared.after(&driver("gpu"), None, None, 0).is_empty());
     assert_eq!(daemon.manager.users_of_device(&driver("nic"), "pool", "0").len(), 1);
 }

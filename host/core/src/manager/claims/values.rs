@@ -7,7 +7,7 @@
 mod records;
 mod restoring;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -18,7 +18,7 @@ use crate::checkpoint::{Change, Checkpoint, CommitError};
 use crate::driver::values::{Journal, Write};
 use crate::sysfs::SysfsTree;
 use nodedock_base::locks::{LockGuard, Locks};
-use nodedock_model::{Caller, ClaimValues, DriverName, Problem, Uid};
+use nodedock_model::{Caller, ClaimValues, DriverName, ObjectRef, Problem, Uid};
 
 pub struct RecordedValues {
     records: Mutex<Records>,
@@ -37,6 +37,11 @@ impl RecordedValues {
 
     pub(super) fn of(&self, uid: &Uid) -> Option<ClaimValues> {
         self.records.lock().get(uid).cloned()
+    }
+
+    /// What a driver saved for the claim in a prepare that did not succeed; empty if there is none.
+    pub(super) fn progress_for(&self, uid: &Uid, driver: &DriverName) -> Vec<u8> {
+        self.records.lock().progress(uid, driver)
     }
 
     /// Claims whose release was begun by an older release of this program, and by whom; returned once.
@@ -62,10 +67,14 @@ impl RecordedValues {
         changes: Vec<Change>,
         drivers: Vec<(Uid, DriverName)>,
     ) -> Result<(), CommitError> {
-        let (mut written, mut ends) = (BTreeSet::new(), Vec::new());
+        let (mut written, mut ends, mut prepared) = (BTreeSet::new(), Vec::new(), Vec::new());
         for change in &changes {
             match change {
-                Change::PutClaim(record) => drop(written.insert(record.id.uid.clone())),
+                Change::PutClaim(record) => {
+                    written.insert(record.id.uid.clone());
+                    let current = record.drivers.iter().filter(|(_, part)| part.current().is_some());
+                    prepared.extend(current.map(|(driver, _)| (record.id.uid.clone(), driver.clone())));
+                }
                 Change::DeleteClaim(uid) => ends.push((uid.clone(), None)),
                 _ => {}
             }
@@ -74,6 +83,7 @@ impl RecordedValues {
         let mut removed = Vec::new();
         let follow = |records: &mut Records| {
             written.retain(|uid| records.get(uid).is_some());
+            removed.extend(prepared.iter().filter_map(|(uid, driver)| records.drop_progress(uid, driver)));
             for (uid, driver) in ends {
                 let ended = records.end(&uid, driver.as_ref());
                 written.extend(ended.before.is_some().then_some(uid));
@@ -141,6 +151,32 @@ impl Journal for RecordedValues {
             self.records.lock().settle(write, None);
             error.problem()
         })
+    }
+
+    fn before(&self, driver: &DriverName, claims: &[ObjectRef], path: &str) -> Option<(u64, String)> {
+        self.records.lock().before(driver, claims, path)
+    }
+
+    async fn save_progress(
+        &self,
+        driver: &DriverName,
+        claim: &ObjectRef,
+        progress: Vec<u8>,
+    ) -> Result<(), Problem> {
+        let mut before = Vec::new();
+        let save = |records: &mut Records| {
+            before = records.set_progress(claim, driver, progress);
+            BTreeSet::from([claim.uid.clone()])
+        };
+        let durable = self.commit(Vec::new(), save).await;
+        durable.map_err(|error| {
+            self.records.lock().set_progress(claim, driver, before);
+            error.problem()
+        })
+    }
+
+    fn progress(&self, driver: &DriverName) -> BTreeMap<Uid, Vec<u8>> {
+        self.records.lock().progress_of(driver)
     }
 
     fn settle(&self, write: &Write<'_>, stands: Option<String>) {

@@ -123,7 +123,7 @@ impl Home {
         let claims = ClaimTable::new(opened.dump.claims, opened.dump.pods).with_unreadable(unreadable);
         let claims = claims.with_released(opened.dump.released);
         let (source, changes, tasks) = (Arc::new(FakeSource::new()), Changes::default(), Tasks::new());
-        let sys = SysfsTree::open(&self.sys()).unwrap();
+        let sys = SysfsTree::new(crate::sysfs::SysfsRoot::open(&self.sys()).unwrap());
         let values = RecordedValues::new(opened.dump.values, boot_id, opened.checkpoint.clone(), sys);
         let cdi = self.0.path().join("cdi");
         let manager = Manager::new(ManagerParts {
@@ -143,6 +143,7 @@ impl Home {
                 numa_nodes: vec![0, 1],
                 kubelet_allocates: false,
                 host_root: self.0.path().to_owned(),
+                hardware: crate::hardware::Hardware::of_node(),
             },
             conditions: Conditions::new(changes.clone()),
             changes,
@@ -404,7 +405,12 @@ impl Daemon {
         let new = ClaimRecord::new(by.clone(), ClaimState::Prepared, "boot-1");
         let known = table.claim(by.uid.as_str()).map(|known| ClaimRecord::clone(known));
         let mut record = known.unwrap_or(ClaimRecord { allocation: holding, ..new });
-        record.holds.push(Hold { key: format!("{}/{device}", driver("gpu")), shared: false, driver: None });
+        record.holds.push(Hold {
+            key: format!("{}/{device}", driver("gpu")),
+            shared: false,
+            driver: None,
+            uses: Vec::new(),
+        });
         table.put(Arc::new(record));
     }
 }

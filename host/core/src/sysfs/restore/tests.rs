@@ -21,7 +21,7 @@ impl Tree {
         }
         std::fs::create_dir_all(directory.path().join("devices/led/power")).unwrap();
         std::fs::write(directory.path().join("devices/led/power/control"), "1\n").unwrap();
-        let tree = SysfsTree::open(directory.path()).unwrap();
+        let tree = SysfsTree::new(SysfsRoot::open(directory.path()).unwrap());
         Self { directory, tree }
     }
 

@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     fn whole() -> Inspected {
-        let asked = grant::requested_limits(Some(128), None, Some(500));
+        let asked = grant::requested_limits(Some(128), None, Some(500), None);
         let granted = LimitValues::from([
             (LimitKey::MemoryMiB, 256),
             (LimitKey::HostOperations, 500),
@@ -325,7 +325,7 @@ limits    memory 128 MiB (requested: 128, granted: 256)
           answers of host calls 16 MiB per call (granted: default)
           log lines 50 a second (granted: default)
           log bytes 65536 a second (granted: default)
-          concurrent calls 2 (granted: 2)
+          concurrent calls 2 (requested: default, granted: 2)
 grant     gpu.grant.yaml
 trust     trusted (mode enforce), signed by release, pinned for gpu
 verdict   would be blocked; not granted:

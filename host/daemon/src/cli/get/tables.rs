@@ -110,6 +110,7 @@ impl Row for v1::NodeStatus {
         ("UNHEALTHY", |node| node.devices_unhealthy.to_string()),
         ("PROBLEMS", |node| node.conditions.len().to_string()),
         ("BOOT ID", |node| node.boot_id.clone()),
+        ("HARDWARE", |node| if node.recorded_hardware { "recorded" } else { "own" }.to_owned()),
     ];
     const NARROW: usize = 8;
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 use nodedock_stand_ins::api_server::{ApiServer, Fault, When};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep};
 
 use super::super::report::{Outcome, WRITES};
-use super::super::{DriverSnapshot, SliceParts, SliceReport, start};
+use super::super::{DriverSnapshot, SliceParts, SliceReport, SliceSettings, start, watch_slices};
 use super::*;
 use crate::client::tests::over;
 use crate::facts::Facts;
@@ -88,27 +88,40 @@ pub(super) fn none() -> DriverSnapshot {
 
 impl Daemon {
     pub(super) fn start(server: &Arc<ApiServer>, drivers: DriverSnapshot) -> Self {
-        Self::start_named(server, drivers, NODE)
+        Self::start_named(server, drivers, NODE, None)
+    }
+
+    /// A device that is unhealthy for so long evicts its pods.
+    pub(super) fn start_evicting(server: &Arc<ApiServer>, drivers: DriverSnapshot, after: Duration) -> Self {
+        Self::start_named(server, drivers, NODE, Some(after))
     }
 
     /// With pools that have this node's name.
-    fn start_named(server: &Arc<ApiServer>, drivers: DriverSnapshot, node_of_pools: &str) -> Self {
+    fn start_named(
+        server: &Arc<ApiServer>,
+        drivers: DriverSnapshot,
+        node_of_pools: &str,
+        evict_after: Option<Duration>,
+    ) -> Self {
         let (kube, node_name, (drivers, snapshots)) = (over(server), node().name, watch::channel(drivers));
         let (conditions, report, tasks) = (Conditions::default(), SliceReport::default(), Tasks::new());
         let facts = Facts::start(&tasks, &kube, node_name.clone(), Conditions::default());
         let unhealthy = Arc::<Mutex<Vec<String>>>::default();
         let messages = unhealthy.clone();
-        start(SliceParts {
+        let events = watch_slices(&kube, &node_name);
+        let parts = SliceParts {
+            turns: Arc::new(Semaphore::new(1)),
             kube,
-            node_name,
             drivers: snapshots,
             node: facts.clone(),
             names: PoolNames { node: ObjectName::new(node_of_pools).unwrap() },
             on_unhealthy: Arc::new(move |device| messages.lock().push(device.message.clone())),
+            settings: SliceSettings { evict_after, ..SliceSettings::default() },
             conditions: conditions.clone(),
             report: report.clone(),
             tasks: tasks.clone(),
-        });
+        };
+        start(parts, events);
         Self { drivers, facts, conditions, report, unhealthy, tasks }
     }
 
@@ -379,7 +392,7 @@ async fn a_name_that_is_too_long_is_a_condition_until_its_pool_or_driver_is_gone
     let (server, long) = (server().await, ["a".repeat(60).as_str(); 4].join("."));
     let both = published(&[(&long, &devices(1)), ("q", &devices(1))]);
     let node = "node-1".repeat(5);
-    let daemon = Daemon::start_named(&server, serving(GPU, both.clone()), &node);
+    let daemon = Daemon::start_named(&server, serving(GPU, both.clone()), &node, None);
     pass(5).await;
     let pools: BTreeSet<_> = slices(&server).iter().map(|slice| slice.spec.key().pool.to_string()).collect();
     assert_eq!(pools, BTreeSet::from([format!("{node}/q")]));

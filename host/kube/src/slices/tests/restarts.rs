@@ -1,5 +1,7 @@
 //! Health, several instances, and a server or a Node object that is replaced.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use super::super::DriverSnapshot;
@@ -59,6 +61,55 @@ async fn an_unhealthy_device_is_tainted_soon_and_until_it_was_healthy_for_a_whil
     assert_eq!((writes(&server).len(), taints(&server)), (1, Vec::new()));
     pass(600).await;
     assert_eq!(writes(&server), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_taint_keeps_its_time_when_the_slice_is_written_for_another_reason() {
+    let (server, daemon) = publishing(&healthy()).await;
+    daemon.serve(unhealthy());
+    pass(5).await;
+    // As if the server had added it long ago: its clock is not the test's.
+    let name = &names(&server)[0];
+    server.edit("resourceslices", "", name, |slice| {
+        let devices = slice["spec"]["devices"].as_array_mut().unwrap();
+        let tainted = devices.iter_mut().find(|device| device["taints"] != Value::Null).unwrap();
+        tainted["taints"][0]["timeAdded"] = json!("2026-01-01T00:00:00Z");
+    });
+    pass(60).await;
+    let since = taints(&server);
+    assert_eq!((since.len(), since[0].1.as_str()), (1, "2026-01-01T00:00:00Z"));
+    writes(&server);
+    let more = with_health(published(&[("p", &devices(4))]), "p", 1, HealthState::Unhealthy);
+    daemon.serve(more);
+    pass(5).await;
+    assert_eq!((writes(&server).len(), taints(&server)), (1, since));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_device_that_stays_unhealthy_evicts_its_pods_also_after_a_restart() {
+    let server = server().await;
+    let effects = || -> Vec<Value> {
+        let slices = server.list("resourceslices");
+        let devices: Vec<_> =
+            slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().unwrap().clone()).collect();
+        let taints =
+            devices.iter().flat_map(|device| device["taints"].as_array().cloned().unwrap_or_default());
+        taints.map(|taint| taint["effect"].clone()).collect()
+    };
+    let after = Duration::from_secs(300);
+    let daemon = Daemon::start_evicting(&server, serving(GPU, unhealthy()), after);
+    pass(290).await;
+    assert_eq!(effects(), ["NoSchedule"]);
+    pass(20).await;
+    assert_eq!(effects(), ["NoExecute"], "without another report");
+    daemon.stop().await;
+    writes(&server);
+    let daemon = Daemon::start_evicting(&server, serving(GPU, unhealthy()), after);
+    pass(10).await;
+    assert_eq!((writes(&server).len(), effects()), (0, vec![json!("NoExecute")]));
+    daemon.serve(healthy());
+    pass(SLICE_TAINT_HOLD.as_secs() + 2).await;
+    assert_eq!(effects(), Vec::<Value>::new());
 }
 
 #[tokio::test(start_paused = true)]

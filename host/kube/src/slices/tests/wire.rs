@@ -9,11 +9,15 @@ use serde_json::{Value, json};
 use super::super::api::SliceApi;
 use super::super::diff::CounterPlacement;
 use super::super::entry::Entry;
+use super::super::health::UnhealthyTaint;
 use super::super::slice::{self, SlicePool, SliceSpec};
 use super::*;
 use crate::client::ErrorKind;
 use crate::client::tests::over;
-use nodedock_model::{AttributeValue, Capacity, CapacityChoice, CapacityPolicy, CounterSet, QualifiedName};
+use nodedock_model::{
+    AllocatableMapping, AttributeValue, Capacity, CapacityChoice, CapacityPolicy, CounterSet,
+    DeviceScheduling, NodeAllocatable, PoolScheduling, QualifiedName, SkippedOperations,
+};
 
 fn name(text: &str) -> QualifiedName {
     QualifiedName::new(text).unwrap()
@@ -38,7 +42,6 @@ fn full() -> Pool {
         taints: vec![taint(""), taint("b")],
         consumes: vec![set.clone()],
         allow_multiple_allocations: true,
-        numa_nodes: vec![1],
         ..Device::default()
     };
     Pool { devices: [(device_name(0), device)].into(), shared_counters: vec![set], ..Pool::default() }
@@ -61,8 +64,9 @@ fn read(object: &Value) -> Result<Slice, serde_json::Error> {
 
 #[test]
 fn a_device_is_written_as_the_api_has_it() {
-    let unhealthy = BTreeMap::from([(device_name(0), "too-hot".to_owned())]);
-    let content = super::super::convert::content(&full(), &unhealthy);
+    let unhealthy =
+        BTreeMap::from([(device_name(0), UnhealthyTaint { value: "too-hot".to_owned(), evicts: false })]);
+    let content = super::super::convert::content(&full(), &unhealthy, &BTreeMap::new());
     let expected = json!({
         "name": "d0000",
         "attributes": {
@@ -71,7 +75,6 @@ fn a_device_is_written_as_the_api_has_it() {
             "index": { "int": 0 },
             "model": { "string": "" },
             "resource.kubernetes.io/links": { "strings": ["a"] },
-            "resource.kubernetes.io/numaNode": { "int": 1 },
         },
         "capacity": {
             "memory": {
@@ -93,28 +96,6 @@ fn a_device_is_written_as_the_api_has_it() {
     assert_eq!(spec["sharedCounters"], json!([set]));
     assert_eq!(spec["pool"], json!({ "name": "node-1/p", "generation": 3, "resourceSliceCount": 2 }));
     assert_eq!((&spec["nodeName"], &spec["driver"]), (&json!(NODE), &json!(GPU)));
-}
-
-#[test]
-fn a_numa_node_is_an_attribute_where_it_is_one_number_and_has_room() {
-    const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
-    let published = |device: Device| {
-        let pool = Pool { devices: [(device_name(0), device)].into(), ..Pool::default() };
-        let spec = serde_json::to_value(spec(content(&pool))).unwrap();
-        spec["devices"][0]["attributes"][NUMA_NODE].clone()
-    };
-    let numbered =
-        |count: usize| (0..count).map(|n| (name(&format!("a{n}")), AttributeValue::Int(0))).collect();
-    let on = |numa_nodes: &[u32]| Device { numa_nodes: numa_nodes.to_vec(), ..Device::default() };
-    assert_eq!(published(on(&[0])), json!({ "int": 0 }));
-    assert_eq!(published(on(&[])), Value::Null);
-    assert_eq!(published(on(&[0, 1])), Value::Null, "a list is not accepted by every server");
-    let own = [(name(NUMA_NODE), AttributeValue::Int(3))].into();
-    assert_eq!(published(Device { attributes: own, ..on(&[0]) }), json!({ "int": 3 }));
-    assert_eq!(published(Device { attributes: numbered(31), ..on(&[0]) }), json!({ "int": 0 }));
-    assert_eq!(published(Device { attributes: numbered(32), ..on(&[0]) }), Value::Null);
-    let list = [(name("list"), AttributeValue::Ints(vec![0; 48]))].into();
-    assert_eq!(published(Device { attributes: list, ..on(&[0]) }), Value::Null);
 }
 
 #[tokio::test]
@@ -183,7 +164,7 @@ fn a_recorded_slice_is_read_and_is_the_same_as_ours() {
     let mut pool = full();
     let device = pool.devices.get_mut(&device_name(0)).unwrap();
     device.attributes = [(name("kind"), AttributeValue::Text("shared".to_owned()))].into();
-    (device.taints, device.consumes, device.numa_nodes) = (vec![taint("")], Vec::new(), Vec::new());
+    (device.taints, device.consumes) = (vec![taint("")], Vec::new());
     device.capacities.get_mut(&name("memory")).unwrap().value = "81920Mi".to_owned();
     let slice = read(&recorded).unwrap();
     assert_eq!(slice.spec.content.devices, content(&pool).devices);
@@ -248,7 +229,8 @@ fn fields_that_a_server_drops_are_named() {
         let mut device = desired.devices["d0000"].json().clone();
         change(&mut device);
         let devices = BTreeMap::from([("d0000".to_owned(), Entry::from(device))]);
-        let stored = Content { devices, shared_counters: desired.shared_counters.clone() };
+        let stored =
+            Content { devices, shared_counters: desired.shared_counters.clone(), ..Content::default() };
         let slice = SliceSpec { sent: Some(desired.clone()), ..spec(stored) };
         slice.dropped(&desired).into_iter().collect::<Vec<_>>()
     };
@@ -269,4 +251,97 @@ fn fields_that_a_server_drops_are_named() {
     let stored = Content { devices: desired.devices.clone(), ..Content::default() };
     let slice = SliceSpec { sent: Some(desired.clone()), ..spec(stored) };
     assert_eq!(slice.dropped(&desired), BTreeSet::from(["sharedCounters[]".to_owned()]));
+}
+
+#[test]
+fn fields_of_later_versions_are_written_as_the_api_has_them() {
+    let mut pool = full();
+    let device = pool.devices.values_mut().next().unwrap();
+    device.scheduling = Some(Box::new(DeviceScheduling {
+        binds_to_node: true,
+        binding_conditions: vec!["Attached".to_owned()],
+        binding_failure_conditions: vec!["Failed".to_owned()],
+        node_allocatable: [
+            (
+                "cpu".to_owned(),
+                NodeAllocatable {
+                    mapping: Some(AllocatableMapping::PerDevice("2".to_owned())),
+                    ..NodeAllocatable::default()
+                },
+            ),
+            (
+                "memory".to_owned(),
+                NodeAllocatable {
+                    mapping: Some(AllocatableMapping::PerCapacity {
+                        capacity: name("memory"),
+                        multiplier: "1".to_owned(),
+                    }),
+                    per_pod: Some("1Gi".to_owned()),
+                    per_container: Some("100Mi".to_owned()),
+                },
+            ),
+        ]
+        .into(),
+        compatibility: [("gpu-0".to_owned(), vec!["mig".to_owned()])].into(),
+    }));
+    pool.scheduling = PoolScheduling {
+        partition_type_attribute: Some("gpu.example.com/model".to_owned()),
+        skip_node_operations: Some(SkippedOperations::PrepareAndUnprepare),
+    };
+    let desired = content(&pool);
+    let device = desired.devices["d0000"].json();
+    assert_eq!(device["bindsToNode"], true);
+    assert_eq!(device["bindingConditions"], json!(["Attached"]));
+    assert_eq!(device["bindingFailureConditions"], json!(["Failed"]));
+    assert_eq!(device["consumesCounters"][0]["compatibilityGroups"], json!(["mig"]));
+    assert_eq!(
+        device["nodeAllocatableResources"],
+        json!({
+            "cpu": { "mapping": { "deviceMultiplier": "2" } },
+            "memory": {
+                "mapping": { "capacityKey": "memory", "capacityMultiplier": "1" },
+                "overhead": { "perPod": "1Gi", "perContainer": "100Mi" },
+            },
+        })
+    );
+    let slice = serde_json::to_value(spec(desired.clone())).unwrap();
+    assert_eq!(slice["partitionTypeAttribute"], "gpu.example.com/model");
+    assert_eq!(slice["skipNodeOperations"], json!(["NodePrepareResources", "NodeUnprepareResources"]));
+
+    // A server that does not know them: they are named, and the slice is not written again.
+    let stored = Content { pool_fields: Default::default(), ..content(&full()) };
+    let found = SliceSpec { sent: Some(desired.clone()), ..spec(stored) };
+    let dropped: Vec<_> = found.dropped(&desired).into_iter().collect();
+    assert!(dropped.contains(&"partitionTypeAttribute".to_owned()), "{dropped:?}");
+    assert!(dropped.contains(&"devices[].nodeAllocatableResources".to_owned()), "{dropped:?}");
+    assert!(found.holds(&desired));
+    // Another notation of a quantity is the same device.
+    let mut other = device.clone();
+    other["nodeAllocatableResources"]["memory"]["overhead"]["perPod"] = "1024Mi".into();
+    assert_eq!(Entry::from(other), desired.devices["d0000"]);
+}
+
+#[test]
+fn an_operators_overhead_is_published_where_the_driver_has_none() {
+    let own = NodeAllocatable { per_pod: Some("3".to_owned()), ..NodeAllocatable::default() };
+    let scheduling = DeviceScheduling {
+        node_allocatable: [("cpu".to_owned(), own)].into(),
+        ..DeviceScheduling::default()
+    };
+    let with = Device { scheduling: Some(Box::new(scheduling)), ..Device::default() };
+    let devices = [(device_name(0), Device::default()), (device_name(1), with)].into();
+    let pool = Pool { devices, ..Pool::default() };
+    let overhead = BTreeMap::from([
+        ("cpu".to_owned(), NodeAllocatable { per_pod: Some("2".to_owned()), ..NodeAllocatable::default() }),
+        (
+            "memory".to_owned(),
+            NodeAllocatable { per_container: Some("1Gi".to_owned()), ..NodeAllocatable::default() },
+        ),
+    ]);
+    let content = super::super::convert::content(&pool, &BTreeMap::new(), &overhead);
+    let spec = serde_json::to_value(spec(content)).unwrap();
+    let resources = |index: usize| spec["devices"][index]["nodeAllocatableResources"].clone();
+    let memory = json!({ "overhead": { "perContainer": "1Gi" } });
+    assert_eq!(resources(0), json!({ "cpu": { "overhead": { "perPod": "2" } }, "memory": memory }));
+    assert_eq!(resources(1), json!({ "cpu": { "overhead": { "perPod": "3" } }, "memory": memory }));
 }

@@ -2,7 +2,9 @@
 
 use super::bytes::Bytes;
 use crate::bindings::exports::nodedock::driver::identity;
-use crate::bindings::nodedock::driver::types;
+use crate::bindings::exports::nodedock::driver::scheduling;
+use crate::bindings::nodedock::driver::inventory::CapacityRange;
+use crate::bindings::types;
 
 const DEVICES: &[&str] = &["gpu-0", "gpu-1", "nic", "0"];
 const POOLS: &[&str] = &["node", "fabric/a", "b.c"];
@@ -13,8 +15,8 @@ const VALUES: &[&str] = &["", "value", "line", "{\"a\": 1}"];
 const PATHS: &[&str] =
     &["/dev/null", "/dev/zero", "/usr/lib", "/usr/bin/env", "/etc/passwd", "/", "/dev/../etc", "dev"];
 
-fn label(bytes: &mut Bytes<'_>) -> (String, String) {
-    (bytes.text(KEYS), bytes.text(VALUES))
+fn label(bytes: &mut Bytes<'_>) -> types::KeyValue {
+    types::KeyValue { key: bytes.text(KEYS), value: bytes.text(VALUES) }
 }
 
 pub(super) fn problem(bytes: &mut Bytes<'_>) -> types::Problem {
@@ -29,7 +31,7 @@ pub(super) fn problem(bytes: &mut Bytes<'_>) -> types::Problem {
 }
 
 pub(super) fn description(bytes: &mut Bytes<'_>) -> identity::DriverInfo {
-    identity::DriverInfo {
+    let mut info = identity::DriverInfo {
         name: bytes.text(&["gpu.example.com", "gpu", "3com.example.com", "Gpu"]),
         version: bytes.text(&["1.2.3", "0.1.0-rc.1+build", "1.2", "01.0.0"]),
         summary: bytes.text(VALUES),
@@ -38,11 +40,20 @@ pub(super) fn description(bytes: &mut Bytes<'_>) -> identity::DriverInfo {
             memory_mib: bytes.option(Bytes::number),
             wall_ms: bytes.option(Bytes::number),
             cpu_ms: bytes.option(Bytes::number),
+            concurrent_calls: bytes.option(Bytes::number),
         },
         event_subsystems: bytes.list(|bytes| bytes.text(&["pci", "drm", "net"])),
         discovery_period_seconds: bytes.option(Bytes::number),
         annotations: bytes.list(label),
-    }
+    };
+    // Last, so that older seeds mean what they meant.
+    info.capabilities.host_files =
+        bytes.list(|bytes| bytes.text(&["/opt/*", "/proc/driver/**", "opt", "/[", "/etc/../a"]));
+    info.capabilities.pci_driver = bytes.list(|bytes| identity::BindRequest {
+        functions: bytes.text(&["0000:3b:00.*", "*", "a/b", "["]),
+        drivers: bytes.text(&["vfio-pci", "(", ".*", ""]),
+    });
+    info
 }
 
 fn capabilities(bytes: &mut Bytes<'_>) -> identity::Capabilities {
@@ -54,7 +65,9 @@ fn capabilities(bytes: &mut Bytes<'_>) -> identity::Capabilities {
     let name = |bytes: &mut Bytes<'_>| bytes.text(&["GPU_*", "LD_PRELOAD", "eth0", "*", "a/b"]);
     identity::Capabilities {
         sysfs_read: bytes.list(relative),
-        sysfs_write: bytes.list(|bytes| identity::ValueGrant {
+        host_files: Vec::new(),
+        pci_driver: Vec::new(),
+        sysfs_write: bytes.list(|bytes| identity::WriteRequest {
             glob: relative(bytes),
             pattern: bytes.text(&["[0-9]+", "0|1", "(", "(a{1000}){1000}", ".*"]),
         }),
@@ -98,6 +111,48 @@ fn device(bytes: &mut Bytes<'_>) -> types::Device {
     }
 }
 
+pub(super) fn additions(bytes: &mut Bytes<'_>) -> scheduling::Additions {
+    scheduling::Additions {
+        devices: bytes.list(|bytes| scheduling::DeviceScheduling {
+            pool: bytes.text(POOLS),
+            device: bytes.text(DEVICES),
+            binds_to_node: bytes.flag(),
+            binding_conditions: bytes.list(|bytes| bytes.text(&["Attached", "Ready", ""])),
+            binding_failure_conditions: bytes.list(|bytes| bytes.text(&["Failed", "a\nb"])),
+            node_allocatable: bytes.list(node_allocatable),
+            compatibility: bytes.list(|bytes| scheduling::Compatibility {
+                counter_set: bytes.text(&["gpu-0", "gpu-1"]),
+                groups: bytes.list(|bytes| bytes.text(&["mig", "vgpu", "Not A Label"])),
+            }),
+        }),
+        pools: bytes.list(|bytes| scheduling::PoolScheduling {
+            pool: bytes.text(POOLS),
+            partition_type_attribute: bytes.option(|bytes| bytes.text(NAMES)),
+            skip_node_operations: bytes.pick(&[
+                scheduling::NodeOperations::empty(),
+                scheduling::NodeOperations::PREPARE,
+                scheduling::NodeOperations::UNPREPARE,
+            ]),
+        }),
+    }
+}
+
+fn node_allocatable(bytes: &mut Bytes<'_>) -> scheduling::NodeAllocatable {
+    use scheduling::AllocatableMapping::{PerCapacity, PerDevice};
+    scheduling::NodeAllocatable {
+        resource: bytes.text(&["cpu", "hugepages-2Mi", "example.com/gpu"]),
+        mapping: bytes.option(|bytes| match bytes.flag() {
+            true => PerDevice(bytes.text(QUANTITIES)),
+            false => PerCapacity(scheduling::CapacityMapping {
+                capacity: bytes.text(NAMES),
+                multiplier: bytes.text(QUANTITIES),
+            }),
+        }),
+        per_pod: bytes.option(|bytes| bytes.text(QUANTITIES)),
+        per_container: bytes.option(|bytes| bytes.text(QUANTITIES)),
+    }
+}
+
 fn attribute(bytes: &mut Bytes<'_>) -> types::AttributeValue {
     use types::AttributeValue as Value;
     const TEXTS: &[&str] = &["H100", "", "1.2.3"];
@@ -121,7 +176,7 @@ fn policy(bytes: &mut Bytes<'_>) -> types::CapacityPolicy {
         choice: match bytes.byte() % 3 {
             0 => types::CapacityChoice::Any,
             1 => types::CapacityChoice::Values(bytes.list(quantity)),
-            _ => types::CapacityChoice::Range(types::CapacityRange {
+            _ => types::CapacityChoice::Range(CapacityRange {
                 min: quantity(bytes),
                 max: bytes.option(quantity),
                 step: bytes.option(quantity),
@@ -177,8 +232,8 @@ fn prepared_device(bytes: &mut Bytes<'_>) -> types::PreparedDevice {
     }
 }
 
-fn edits(bytes: &mut Bytes<'_>) -> types::Edits {
-    types::Edits {
+fn edits(bytes: &mut Bytes<'_>) -> types::ContainerEdits {
+    types::ContainerEdits {
         env: bytes.list(env),
         device_nodes: bytes.list(device_node),
         mounts: bytes.list(mount),
@@ -196,11 +251,13 @@ fn edits(bytes: &mut Bytes<'_>) -> types::Edits {
     }
 }
 
-fn env(bytes: &mut Bytes<'_>) -> (String, String) {
-    (bytes.text(&["GPU_UUID", "_", "LD_PRELOAD", "PATH", "a.b-c", "0"]), bytes.text(VALUES))
+fn env(bytes: &mut Bytes<'_>) -> types::KeyValue {
+    let key = bytes.text(&["GPU_UUID", "_", "LD_PRELOAD", "PATH", "a.b-c", "0"]);
+    types::KeyValue { key, value: bytes.text(VALUES) }
 }
 
 fn device_node(bytes: &mut Bytes<'_>) -> types::DeviceNode {
+    use types::NodeAccess as Access;
     use types::NodeKind::{Block, Character, Fifo};
     types::DeviceNode {
         path: bytes.text(PATHS),
@@ -208,7 +265,13 @@ fn device_node(bytes: &mut Bytes<'_>) -> types::DeviceNode {
         kind: bytes.option(|bytes| bytes.pick(&[Character, Block, Fifo])),
         major: bytes.option(Bytes::number),
         minor: bytes.option(Bytes::number),
-        permissions: bytes.text(&["rw", "rwm", "r", "mr", "", "rr", "x"]),
+        access: bytes.pick(&[
+            Access::READ | Access::WRITE,
+            Access::READ | Access::WRITE | Access::MKNOD,
+            Access::READ,
+            Access::READ | Access::MKNOD,
+            Access::empty(),
+        ]),
         file_mode: bytes.option(Bytes::number),
         uid: bytes.option(Bytes::number),
         gid: bytes.option(Bytes::number),
@@ -234,8 +297,9 @@ fn mount(bytes: &mut Bytes<'_>) -> types::Mount {
 }
 
 fn hook(bytes: &mut Bytes<'_>) -> types::Hook {
+    use types::HookStage as Stage;
     types::Hook {
-        stage: bytes.text(&["createRuntime", "prestart", "poststop", "later"]),
+        stage: bytes.pick(&[Stage::CreateRuntime, Stage::Prestart, Stage::Poststop, Stage::StartContainer]),
         path: bytes.text(&["/usr/bin/env", "/bin/sh", "/tmp/x", "env"]),
         args: bytes.list(|bytes| bytes.text(VALUES)),
         env: bytes.list(env),
@@ -244,10 +308,15 @@ fn hook(bytes: &mut Bytes<'_>) -> types::Hook {
 }
 
 fn status(bytes: &mut Bytes<'_>) -> types::DeviceStatus {
+    use types::ConditionStatus as Status;
     types::DeviceStatus {
         conditions: bytes.list(|bytes| types::Condition {
             kind: bytes.text(&["Ready", ""]),
-            status: bytes.option(Bytes::flag),
+            status: match bytes.option(Bytes::flag) {
+                None => Status::Unknown,
+                Some(true) => Status::True,
+                Some(false) => Status::False,
+            },
             reason: bytes.text(VALUES),
             message: bytes.text(VALUES),
         }),

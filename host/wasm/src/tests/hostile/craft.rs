@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 use serde_json::{Value, json};
 use wit_parser::{PackageId, Resolve, SizeAlign, Type, TypeDefKind};
 
-use super::super::guest::Guest;
+use super::super::guest::{Guest, push_contract};
 
 const PAGE: u32 = 64 << 10;
 
@@ -21,8 +21,7 @@ struct Contract {
 
 static CONTRACT: LazyLock<Contract> = LazyLock::new(|| {
     let mut resolve = Resolve::default();
-    let contract = include_str!("../../../../../wit/driver.wit");
-    let package = resolve.push_str("driver.wit", contract).unwrap();
+    let package = push_contract(&mut resolve, "0.2.0");
     let mut sizes = SizeAlign::default();
     sizes.fill(&resolve);
     Contract { resolve, sizes, package }
@@ -86,6 +85,13 @@ impl Image {
     fn lower_defined(&mut self, kind: &TypeDefKind, at: usize, value: &Value) {
         match kind {
             TypeDefKind::Type(ty) => self.lower(*ty, at, value),
+            // An array has the fields in their order.
+            TypeDefKind::Record(record) if value.is_array() => {
+                let offsets = CONTRACT.sizes.field_offsets(record.fields.iter().map(|field| &field.ty));
+                for (index, (offset, ty)) in offsets.into_iter().enumerate() {
+                    self.lower(*ty, at + offset.size_wasm32(), &value[index]);
+                }
+            }
             TypeDefKind::Record(record) => {
                 let known = |name: &String| record.fields.iter().any(|field| field.name == *name);
                 assert!(value.as_object().unwrap().keys().all(known), "{value} is not of the record");
@@ -94,12 +100,10 @@ impl Image {
                     self.lower(*ty, at + offset.size_wasm32(), &value[&field.name]);
                 }
             }
-            TypeDefKind::Tuple(tuple) => {
-                for (index, (offset, ty)) in
-                    CONTRACT.sizes.field_offsets(&tuple.types).into_iter().enumerate()
-                {
-                    self.lower(*ty, at + offset.size_wasm32(), &value[index]);
-                }
+            TypeDefKind::Flags(flags) => {
+                let is_set = |flag: &wit_parser::Flag| value.as_array().unwrap().contains(&json!(flag.name));
+                let bits = flags.flags.iter().enumerate().filter(|(_, flag)| is_set(flag));
+                self.put(at, &[bits.map(|(index, _)| 1 << index).sum()]);
             }
             TypeDefKind::List(ty) => self.list(*ty, at, value),
             TypeDefKind::Option(ty) => self.case(at, 1, &[None, Some(*ty)], value),
@@ -232,9 +236,9 @@ impl Guest {
     /// `check` of the health facet gives this.
     pub(super) fn ails(mut self, answer: Value) -> Self {
         let at = self.lay("health", "check", &answer);
-        self.world = "observable-driver";
+        self.world = "observable";
         self.extra += &format!(
-            "(func (export \"nodedock:driver/health@0.1.0#check\")
+            "(func (export \"nodedock:driver/health@0.2.0#check\")
                (param i32 i32 i32 i32 i32 i32 i64 i32 i32 i32 i32) (result i32) i32.const {at})"
         );
         self
@@ -243,8 +247,8 @@ impl Guest {
     /// The configuration facet with this schema of the config.
     pub(super) fn demands(mut self, schema: Value) -> Self {
         let at = self.lay("configuration", "config-schema", &schema);
-        self.world = "configurable-driver";
-        let name = |function: &str| format!("(export \"nodedock:driver/configuration@0.1.0#{function}\")");
+        self.world = "configurable";
+        let name = |function: &str| format!("(export \"nodedock:driver/configuration@0.2.0#{function}\")");
         for function in ["config-schema", "parameters-schema"] {
             self.extra += &format!("(func {} (result i32) i32.const {at})", name(function));
         }
@@ -271,7 +275,7 @@ impl Guest {
         call: &str,
     ) -> Self {
         self.imports += &format!(
-            "(import \"nodedock:driver/{interface}@0.1.0\" \"{function}\" (func $relay (param {parameters})))"
+            "(import \"nodedock:driver/{interface}@0.2.0\" \"{function}\" (func $relay (param {parameters})))"
         );
         self.extra += &format!("(data (i32.const 49152) \"{}\")", escaped(text.as_bytes()));
         self.discover = format!("{call} i32.const 8192");

@@ -18,7 +18,7 @@ fn extra(text: &str) -> Vec<u8> {
 /// A component with the contract's names and nothing behind them.
 fn hollow(more: &str) -> Vec<u8> {
     let exports = ["identity", "discovery", "preparation"]
-        .map(|name| format!("(export \"nodedock:driver/{name}@0.1.0\" (instance $i))"));
+        .map(|name| format!("(export \"nodedock:driver/{name}@0.2.0\" (instance $i))"));
     wat(&format!("(component (instance $i) {} {more})", exports.concat()))
 }
 
@@ -212,7 +212,7 @@ fn contracts() -> Vec<Case> {
             || {
                 let exports = [("identity", "describe"), ("discovery", "discover"), ("preparation", "prepare")].map(|(name, function)| {
                     format!("(instance ${name} (export \"{function}\" (func $f)) (export \"unprepare\" (func $f)))
-                        (export \"nodedock:driver/{name}@0.1.0\" (instance ${name}))")
+                        (export \"nodedock:driver/{name}@0.2.0\" (instance ${name}))")
                 });
                 wat(&format!("(component (core module $m (func (export \"f\") (result i32) i32.const 1))
                     (core instance $c (instantiate $m)) (func $f (result u32) (canon lift (core func $c \"f\"))) {})", exports.concat()))

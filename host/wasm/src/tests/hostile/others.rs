@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::Stop::{Config, Discover, Prepare, Unprepare};
-use super::table::{HOST_GRANT, asks_host, writes};
+use super::table::{HOST_GRANT, asks_host, changes};
 use super::{Case, Guest, UID, case, small};
 
 fn prepares(claim: Value) -> Vec<u8> {
@@ -141,7 +141,7 @@ case(
 case(
             "write-5000-digits",
             "a value that is longer than a page",
-            || writes("devices/card0/numvfs", &"1".repeat(5000)).module(),
+            || changes("sysfs-write", "write", "devices/card0/numvfs", &"1".repeat(5000)).module(),
             (Prepare, "value-too-large", "4096"),
         ),
 case(
@@ -156,7 +156,7 @@ case(
             },
             (Discover, "host-call-limit", "100000 times"),
         )
-        .granted("sysfsRead: [\"**\"]\nsysfsWrite: [{glob: \"**\", pattern: \"[0-9]+\"}]\ndeviceNodes: [\"/dev/**\"]\nlimits: {cpuMs: 20000, wallMs: 40000}"),
+        .granted(format!("{HOST_GRANT}\nlimits: {{cpuMs: 20000, wallMs: 40000}}").leak()),
 case(
             "log-flood",
             "writes lines with escapes to the log without end",

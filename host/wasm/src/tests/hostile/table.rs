@@ -7,8 +7,8 @@ use super::{Case, Guest, PREPARE_ONE, small};
 /// The grant of a careless operator, for drivers that request all of it.
 const EDITS_GRANT: &str =
     "deviceNodes: [\"/dev/**\"]\nmounts: [\"/**\"]\nenv: [\"*\"]\nnetDevices: [\"*\"]\nhooks: [/bin/true]";
-pub(super) const HOST_GRANT: &str =
-    "sysfsRead: [\"**\"]\nsysfsWrite: [{glob: \"**\", pattern: \"[0-9]+\"}]\ndeviceNodes: [\"/dev/**\"]";
+pub(super) const HOST_GRANT: &str = "sysfsRead: [\"**\"]\nsysfsWrite: [{glob: \"**\", pattern: \"[0-9]+\"}]\ndeviceNodes: [\"/dev/**\"]\n\
+    hostFiles: [\"/**\"]\npciDriver: [{functions: \"*\", drivers: \"vfio-pci\"}]\nnetDevices: [\"*\"]";
 
 pub(super) fn cases() -> Vec<Case> {
     let lines = include_str!("cases.txt").lines().filter(|line| !line.starts_with('#'));
@@ -21,7 +21,9 @@ fn parse(line: &'static str) -> Case {
     let [name, attack, function, input, grant, stop, code, says] = fields[..] else { panic!("{line}") };
     let grant = match (grant, function.split(' ').next().unwrap()) {
         ("-", "edits" | "claim" | "node" | "mount" | "env" | "hook") => EDITS_GRANT,
-        ("-", "sysfs" | "dev" | "writes") => HOST_GRANT,
+        ("-", "sysfs" | "dev" | "files" | "interfaces" | "restores" | "writes" | "binds" | "saves") => {
+            HOST_GRANT
+        }
         (grant, _) => text(grant),
     };
     let input: Value = serde_json::from_str(input).expect(line);
@@ -67,13 +69,18 @@ fn make(function: &str, input: &Value) -> Vec<u8> {
             let mount = json!({"host-path": part(0), "container-path": part(1), "options": input[2]});
             claim(json!({"edits": {"mounts": [mount]}}))
         }
-        "writes" => writes(part(0), part(1)),
+        "writes" => changes("sysfs-write", "write", part(0), part(1)),
+        "binds" => changes("pci-driver", "bind", part(0), part(1)),
+        "saves" => changes("progress", "save", part(0), part(1)),
+        "restores" => asks_host(small().relays("pci-driver", "restore", text())),
         "import" => {
             return wat::parse_str(format!("(component (import \"{}\" (instance)))", text())).unwrap();
         }
         other => match other.split_once(' ') {
             Some(("sysfs", function)) => asks_host(small().relays("sysfs", function, text())),
             Some(("dev", function)) => asks_host(small().relays("device-nodes", function, text())),
+            Some(("files", function)) => asks_host(small().relays("host-files", function, text())),
+            Some(("interfaces", function)) => asks_host(small().relays("net-interfaces", function, text())),
             _ => panic!("no function {other}"),
         },
     };
@@ -113,13 +120,16 @@ fn claim(claim: Value) -> Guest {
 /// Requests all that `HOST_GRANT` grants.
 pub(super) fn asks_host(guest: Guest) -> Guest {
     let write = json!([{"glob": "**", "pattern": "[0-9]+"}]);
-    guest.asks(json!({"sysfs-read": ["**"], "sysfs-write": write, "device-nodes": ["/dev/**"]}))
+    let bind = json!([{"functions": "*", "drivers": "vfio-pci"}]);
+    guest.asks(json!({
+        "sysfs-read": ["**"], "sysfs-write": write, "device-nodes": ["/dev/**"], "host-files": ["/**"],
+        "pci-driver": bind, "net-devices": ["*"],
+    }))
 }
 
-/// Writes a value in `prepare`, and answers with the host's answer.
-pub(super) fn writes(path: &str, value: &str) -> Guest {
-    let guest =
-        small().relays_by("sysfs-write", "write", &format!("{path}{value}"), "i32 i32 i32 i32 i32", "");
+/// Calls a function of the host with two texts in `prepare`, such as a write of a value to a path, and answers with the host's answer.
+pub(super) fn changes(interface: &str, function: &str, path: &str, value: &str) -> Guest {
+    let guest = small().relays_by(interface, function, &format!("{path}{value}"), "i32 i32 i32 i32 i32", "");
     let (split, length) = (path.len(), value.len());
     let call = format!(
         "(call $relay (i32.const 49152) (i32.const {split}) (i32.const {}) (i32.const {length}) (i32.const 8456))",
@@ -133,7 +143,7 @@ pub(super) fn writes(path: &str, value: &str) -> Guest {
 pub(in crate::tests) const WASI: &str = "
     package nodedock:hostile;
     world hostile {
-        include nodedock:driver/driver@0.1.0;
+        include nodedock:driver/driver@0.2.0;
         import wasi:clocks/monotonic-clock@0.2.0;
         import wasi:random/random@0.2.0;
         import wasi:cli/exit@0.2.0;

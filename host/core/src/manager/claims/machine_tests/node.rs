@@ -13,7 +13,7 @@ use crate::manager::claims::machine::{
 };
 use crate::manager::claims::table::{ClaimTable, Undo};
 use nodedock_model::{
-    Caller, Claim, ClaimRecord, ClaimState, DriverKind, DriverName, LiveClaim, PodRecord, PreparedBy,
+    Caller, Claim, ClaimRecord, ClaimState, DriverClaimRecord, DriverKind, DriverName, PodRecord, PreparedBy,
     PreparedClaim, Problem, ReleaseRecord, Uid, limit,
 };
 
@@ -393,13 +393,13 @@ impl Node {
     ) -> Alive<Vec<machine::UnprepareResult>> {
         let mut results = Vec::new();
         for driver in drivers {
-            let live = record.live_claim(driver).expect("a driver of the record");
+            let live = record.driver_record(driver).expect("a driver of the record");
             results.push((driver.clone(), self.call_unprepare(driver, &live)?, 0));
         }
         Ok(results)
     }
 
-    fn call_unprepare(&mut self, name: &DriverName, live: &LiveClaim) -> Alive<Result<(), Problem>> {
+    fn call_unprepare(&mut self, name: &DriverName, live: &DriverClaimRecord) -> Alive<Result<(), Problem>> {
         let uid = &live.claim.id.uid;
         let durable = self.durable.claims.get(uid).expect("an unprepare is of a claim that is durable");
         assert!(durable.is_part_leaving(name), "the intent is durable");

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::super::fixtures::{claim, driver, pod};
-use crate::manager::claims::machine::DeviceFacts;
+use crate::manager::claims::machine::{CounterFacts, DeviceFacts};
 use nodedock_model::{AllocatedDevice, Claim, ClaimRecord, DriverName, ObjectRef, Uid};
 
 /// Pods, claims and a driver's part of a claim by their indexes.
@@ -68,12 +68,23 @@ pub(crate) fn driver_of(claim: &Claim, part: usize) -> DriverName {
 
 pub(super) type Facts = BTreeMap<(DriverName, String), DeviceFacts>;
 
-/// `net/many` may be in several claims, and `net/twin` is the same hardware as `nic/2`.
+/// What `gpu/0`, `gpu/1` and `gpu/2` share.
+const COUNTER: u32 = 10;
+
+/// `net/many` may be in several claims, and `net/twin` is the same hardware as `nic/2`. Of `gpu/0`, `gpu/1` and `gpu/2`, which share a
+/// counter, some do not fit beside others.
 pub(super) fn facts() -> Facts {
-    let shared = DeviceFacts { allow_multiple_allocations: true, identity: Vec::new() };
-    let same =
-        DeviceFacts { allow_multiple_allocations: false, identity: vec!["pci:0000:3b:00.0".to_owned()] };
+    let shared = DeviceFacts { allow_multiple_allocations: true, ..DeviceFacts::default() };
+    let same = DeviceFacts { identity: vec!["pci:0000:3b:00.0".to_owned()], ..DeviceFacts::default() };
+    let takes = |amount: u32| {
+        let (set, counter) = ("set".to_owned(), "memory".to_owned());
+        let counter = CounterFacts { set, counter, amount: amount.to_string(), whole: COUNTER.to_string() };
+        DeviceFacts { counters: vec![counter], ..DeviceFacts::default() }
+    };
     BTreeMap::from([
+        ((driver("gpu"), "0".to_owned()), takes(6)),
+        ((driver("gpu"), "1".to_owned()), takes(5)),
+        ((driver("gpu"), "2".to_owned()), takes(4)),
         ((driver("net"), "many".to_owned()), shared),
         ((driver("net"), "twin".to_owned()), same.clone()),
         ((driver("nic"), "2".to_owned()), same),
@@ -93,20 +104,26 @@ pub(crate) fn request(claims: usize) -> impl Strategy<Value = Request> {
     ]
 }
 
-/// No device, and no identity, is in two claims unless both share it: by the allocations, not by the holds of the records.
+/// No device, and no identity, is in two claims unless both share it, and no counter is exceeded: by the allocations, not by the holds of
+/// the records.
 pub(crate) fn assert_devices_are_exclusive<'a>(records: impl Iterator<Item = &'a ClaimRecord>) {
     let (facts, mut users) = (facts(), BTreeMap::<String, Vec<(&Uid, bool)>>::new());
+    let mut taken = BTreeMap::new();
     for record in records {
         let has_part = |device: &&AllocatedDevice| record.drivers.contains_key(&device.driver);
         let devices = record.allocation.devices.iter().filter(has_part);
         for device in devices.filter(|device| !device.admin_access) {
             let key = (device.driver.clone(), device.device.to_string());
             let facts = facts.get(&key).cloned().unwrap_or_default();
+            let amounts =
+                facts.counters.iter().map(|counter| counter.amount.parse::<u32>().expect("a number"));
+            taken.insert(key.clone(), amounts.sum::<u32>());
             let shared = device.share_id.is_some() || facts.allow_multiple_allocations;
             let keys = facts.identity.into_iter().chain([format!("{}/{}", key.0, key.1)]);
             keys.for_each(|key| users.entry(key).or_default().push((&record.id.uid, shared)));
         }
     }
+    assert!(taken.values().sum::<u32>() <= COUNTER, "more than {COUNTER}: {taken:?}");
     for (key, users) in users {
         let several = users.iter().any(|(uid, _)| *uid != users[0].0);
         assert!(!several || users.iter().all(|(_, shared)| *shared), "{key} is in two claims: {users:?}");

@@ -36,7 +36,14 @@ fn loaded(short: &str, kind: DriverKind) -> Driver {
 
 fn request(name: &str, devices: &[&str]) -> DriverClaim {
     let devices: Vec<AllocatedDevice> = allocation(devices).devices;
-    DriverClaim { id: claim(name, &[], &[]).id, devices, configs: Vec::new(), annotations: BTreeMap::new() }
+    DriverClaim {
+        id: claim(name, &[], &[]).id,
+        devices,
+        configs: Vec::new(),
+        annotations: BTreeMap::new(),
+        reserved_for: Vec::new(),
+        progress: Vec::new(),
+    }
 }
 
 /// PrepareRetries of one driver, with a clock that is turned.

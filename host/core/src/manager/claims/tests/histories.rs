@@ -18,7 +18,7 @@ use crate::manager::claims::machine_tests::requests::{
 };
 use crate::manager::tests::scene::{Daemon, Home, release_request, request};
 use nodedock_model::{
-    ClaimState, DriverClaim, DriverKind, DriverName, LiveClaim, PreparedClaim, Problem, Uid,
+    ClaimState, DriverClaim, DriverClaimRecord, DriverKind, DriverName, PreparedClaim, Problem, Uid,
 };
 
 /// What a driver does at its next call.
@@ -106,7 +106,7 @@ impl ClaimDriver for Hardware {
         claims.iter().map(one).collect()
     }
 
-    async fn unprepare(&self, _: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
+    async fn unprepare(&self, _: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
         let luck = self.next_luck();
         let acts = matches!(luck, Luck::Good | Luck::DoneAndRefused | Luck::DoneAndSilent | Luck::Stuck);
         if acts {

@@ -14,7 +14,8 @@ use crate::manager::claims::previous_versions::FAILED_UNPREPARES_MAX;
 use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends, with_prepared};
 use crate::registry::DriverState;
 use nodedock_model::{
-    ClaimState, Device, DeviceName, DriverKind, DriverName, LiveClaim, ObjectRef, Pool, Problem, ProblemCode,
+    ClaimState, Device, DeviceName, DriverClaimRecord, DriverKind, DriverName, ObjectRef, Pool, Problem,
+    ProblemCode,
 };
 
 const NO_CODE: &str = "predecessor-missing";
@@ -98,7 +99,7 @@ fn digest(version: usize) -> String {
 
 /// The claims of each unprepare, by name, with the memo that came along.
 fn calls(version: &FakeDriver) -> Vec<Vec<(String, Vec<u8>)>> {
-    let one = |live: &LiveClaim| (live.claim.id.name.to_string(), live.memo.clone());
+    let one = |live: &DriverClaimRecord| (live.claim.id.name.to_string(), live.memo.clone());
     version.calls().unprepare.iter().map(|claims| claims.iter().map(one).collect()).collect()
 }
 

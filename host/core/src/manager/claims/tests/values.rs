@@ -17,8 +17,8 @@ use crate::manager::claims::upkeep::RELEASE_GRACE;
 use crate::manager::claims::{RecordedValues, machine};
 use crate::manager::tests::scene::{Daemon, Home, ends, release_request};
 use nodedock_model::{
-    ClaimState, DriverClaim, DriverKind, DriverName, LiveClaim, ObjectRef, PreparedClaim, Problem, PutBack,
-    PutBackEnd, ReleaseRecord,
+    ClaimState, DriverClaim, DriverClaimRecord, DriverKind, DriverName, ObjectRef, PreparedClaim, Problem,
+    PutBack, PutBackEnd, ReleaseRecord,
 };
 
 const LED: &str = "devices/led/brightness";
@@ -115,7 +115,7 @@ impl ClaimDriver for Writer {
         outcomes
     }
 
-    async fn unprepare(&self, _: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
+    async fn unprepare(&self, _: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
         let mut outcomes = Outcomes::new();
         for live in claims {
             let id = &live.claim.id;

@@ -1,12 +1,14 @@
-//! The records of sysfs values that drivers changed: the values before, which claim restores them, and which claim inherits them. Pure. The
-//! rules are in `docs/decisions/0005-restored-values.md`.
+//! The records of sysfs values that drivers changed: the values before, which claim restores them, and which claim inherits them; and the
+//! progress that drivers saved. Pure. The rules are in `docs/decisions/0005-restored-values.md`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::checkpoint::Change;
 use crate::driver::values::Write;
-use nodedock_model::{Caller, ClaimValues, DriverName, KeptValue, ObjectRef, Problem, ProblemCode, Uid};
+use nodedock_model::{
+    Caller, ClaimValues, DriverName, KeptValue, ObjectRef, Problem, ProblemCode, Progress, Uid,
+};
 
 /// Values below `/sys` that one driver changes for a claim, and bytes of them with their paths: each write makes all values of a claim
 /// durable again.
@@ -29,20 +31,70 @@ impl Records {
     pub(super) fn new(mut records: Vec<ClaimValues>, boot_id: &str) -> Self {
         let begun = |record: &mut ClaimValues| Some((record.id.uid.clone(), record.releasing.take()?));
         let releasing = records.iter_mut().filter_map(begun).collect();
-        let (records, outlived): (Vec<_>, Vec<_>) =
-            records.into_iter().partition(|record| record.boot_id == boot_id);
+        let mut outlived = Vec::new();
+        records.retain_mut(|record| {
+            if record.boot_id != boot_id {
+                outlived.push(record.id.uid.clone());
+                boot_id.clone_into(&mut record.boot_id);
+                record.drivers.clear();
+            }
+            !record.is_empty()
+        });
         let orders = records.iter().flat_map(|record| record.drivers.values().flatten());
         Self {
             last_order: orders.map(|kept| kept.order).max().unwrap_or(0),
             claims: records.into_iter().map(|record| (record.id.uid.clone(), record)).collect(),
             boot_id: boot_id.to_owned(),
-            outlived: outlived.into_iter().map(|record| record.id.uid).collect(),
+            outlived,
             releasing,
         }
     }
 
     pub(super) fn get(&self, uid: &Uid) -> Option<&ClaimValues> {
         self.claims.get(uid)
+    }
+
+    pub(super) fn progress(&self, uid: &Uid, driver: &DriverName) -> Vec<u8> {
+        let saved = self.get(uid).and_then(|record| record.progress.get(driver));
+        saved.map(|progress| progress.0.clone()).unwrap_or_default()
+    }
+
+    pub(super) fn progress_of(&self, driver: &DriverName) -> BTreeMap<Uid, Vec<u8>> {
+        let saved = self.claims.iter().filter_map(|(uid, record)| Some((uid, record.progress.get(driver)?)));
+        saved.map(|(uid, progress)| (uid.clone(), progress.0.clone())).collect()
+    }
+
+    /// Sets a driver's progress; without bytes, removes it. Returns the progress before.
+    pub(super) fn set_progress(&mut self, claim: &ObjectRef, driver: &DriverName, bytes: Vec<u8>) -> Vec<u8> {
+        let boot_id = self.boot_id.clone();
+        let record = self.claims.entry(claim.uid.clone()).or_insert_with(|| new_record(claim, boot_id));
+        let before = match bytes.is_empty() {
+            true => record.progress.remove(driver),
+            false => record.progress.insert(driver.clone(), Progress(bytes)),
+        };
+        if record.is_empty() {
+            self.claims.remove(&claim.uid);
+        }
+        before.unwrap_or_default().0
+    }
+
+    /// Removes the progress of a driver that has prepared the claim. Returns the claim's record before, if that changed it.
+    pub(super) fn drop_progress(&mut self, uid: &Uid, driver: &DriverName) -> Option<ClaimValues> {
+        let before = self.get(uid).filter(|record| record.progress.contains_key(driver))?.clone();
+        self.set_progress(&before.id, driver, Vec::new());
+        Some(before)
+    }
+
+    /// The value that a path had before a driver's first write for any of these claims, with its inode.
+    pub(super) fn before(
+        &self,
+        driver: &DriverName,
+        claims: &[ObjectRef],
+        path: &str,
+    ) -> Option<(u64, String)> {
+        let values = claims.iter().filter_map(|claim| self.get(&claim.uid)?.drivers.get(driver)).flatten();
+        let first = values.filter(|kept| kept.path == path).min_by_key(|kept| kept.order)?;
+        Some((first.inode, first.before.clone()?))
     }
 
     /// The change that makes a claim's values durable as they are now.
@@ -179,12 +231,18 @@ impl Records {
         let Some(record) = self.claims.get_mut(uid) else { return Ended::default() };
         let before = record.clone();
         let mut gone: Vec<KeptValue> = match driver {
-            Some(driver) => record.drivers.remove(driver).unwrap_or_default(),
-            None => std::mem::take(&mut record.drivers).into_values().flatten().collect(),
+            Some(driver) => {
+                record.progress.remove(driver);
+                record.drivers.remove(driver).unwrap_or_default()
+            }
+            None => {
+                record.progress.clear();
+                std::mem::take(&mut record.drivers).into_values().flatten().collect()
+            }
         };
         // The newest first: the value that it hands down may be one that an earlier record left.
         gone.sort_by_key(|kept| std::cmp::Reverse(kept.order));
-        if record.drivers.is_empty() {
+        if record.is_empty() {
             self.claims.remove(uid);
         }
         let heirs = gone.iter().filter_map(|kept| self.hand_down(kept)).collect();
@@ -231,8 +289,8 @@ fn intend_again(kept: &mut KeptValue, write: &Write<'_>) {
 }
 
 fn new_record(claim: &ObjectRef, boot_id: String) -> ClaimValues {
-    let (drivers, unknown) = (BTreeMap::new(), BTreeMap::new());
-    ClaimValues { id: claim.clone(), boot_id, drivers, releasing: None, unknown }
+    let (drivers, progress, unknown) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    ClaimValues { id: claim.clone(), boot_id, drivers, progress, releasing: None, unknown }
 }
 
 #[cfg(test)]

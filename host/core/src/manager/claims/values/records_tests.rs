@@ -249,3 +249,44 @@ fn what_one_driver_unprepared_ends_and_the_rest_of_the_claim_stays() {
     scene.records.restore(ended.before.unwrap());
     assert_eq!(scene.records.newest_first(&claim("a").uid, |_| true).len(), 2);
 }
+
+#[test]
+fn progress_is_replaced_dropped_and_ends_with_its_claim() {
+    let mut records = Records::new(Vec::new(), "boot-1");
+    let (one, uid) = (claim("one"), claim("one").uid);
+    assert_eq!(records.set_progress(&one, &driver(), b"a".to_vec()), b"");
+    assert_eq!(records.set_progress(&one, &driver(), b"b".to_vec()), b"a");
+    assert_eq!(records.progress(&uid, &driver()), b"b");
+    let before = records.drop_progress(&uid, &driver()).unwrap();
+    assert_eq!((records.progress(&uid, &driver()), records.get(&uid)), (Vec::new(), None));
+    assert_eq!(records.drop_progress(&uid, &driver()), None);
+    records.restore(before);
+    assert_eq!(records.progress(&uid, &driver()), b"b", "the commit failed");
+    records.end(&uid, Some(&driver()));
+    assert_eq!(records.get(&uid), None);
+}
+
+#[test]
+fn progress_outlives_a_boot_and_values_do_not() {
+    let mut scene = Scene::new();
+    scene.write(&["one"], "1");
+    scene.records.set_progress(&claim("one"), &driver(), b"half".to_vec());
+    scene.write(&["two"], "2");
+    let stored: Vec<_> = scene.records.claims.into_values().collect();
+    let records = Records::new(stored, "boot-2");
+    assert_eq!(records.progress(&claim("one").uid, &driver()), b"half");
+    assert!(records.get(&claim("one").uid).unwrap().drivers.is_empty());
+    assert_eq!(records.get(&claim("two").uid), None);
+    assert_eq!(records.outlived.len(), 2);
+}
+
+#[test]
+fn the_value_before_is_that_of_the_first_write_of_the_call_s_claims() {
+    let mut scene = Scene::new();
+    scene.write(&["one"], "1");
+    scene.write(&["one"], "2");
+    let before = |claims: &[ObjectRef]| scene.records.before(&driver(), claims, "led");
+    assert_eq!(before(&[claim("one")]), Some((1, "0".to_owned())));
+    assert_eq!(before(&[claim("two")]), None, "another claim's");
+    assert_eq!(scene.records.before(&driver(), &[claim("one")], "other"), None);
+}

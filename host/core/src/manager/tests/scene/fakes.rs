@@ -11,8 +11,8 @@ use crate::driver::{Call, ClaimDriver, DeviceDriver, DeviceLists, DeviceOptions,
 use crate::manager::claims::fixtures::prepared;
 use crate::manager::claims::source::ClaimSource;
 use nodedock_model::{
-    Claim, ContainerAllocation, DeviceAccess, DeviceStatus, DriverClaim, DriverName, Edits, Inventory,
-    LiveClaim, ObjectName, Pool, PoolName, PreparedClaim, Problem, Uid,
+    Claim, ContainerAllocation, DeviceAccess, DeviceStatus, DriverClaim, DriverClaimRecord, DriverName,
+    Edits, Inventory, ObjectName, Pool, PoolName, PreparedClaim, Problem, Uid,
 };
 pub(crate) struct FakeSource {
     claims: Mutex<BTreeMap<(ObjectName, ObjectName), Claim>>,
@@ -103,7 +103,7 @@ pub(crate) struct FakeDriver {
 #[derive(Default, Clone)]
 pub(crate) struct Calls {
     pub(crate) prepare: Vec<Vec<Uid>>,
-    pub(crate) unprepare: Vec<Vec<LiveClaim>>,
+    pub(crate) unprepare: Vec<Vec<DriverClaimRecord>>,
 }
 
 impl FakeDriver {
@@ -220,7 +220,7 @@ impl ClaimDriver for FakeDriver {
         outcomes
     }
 
-    async fn unprepare(&self, _: &Call, claims: &[LiveClaim]) -> Outcomes<()> {
+    async fn unprepare(&self, _: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
         self.calls.send_modify(|calls| calls.unprepare.push(claims.to_vec()));
         self.pass().await;
         let uids = claims.iter().map(|live| live.claim.id.uid.clone());

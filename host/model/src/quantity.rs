@@ -1,15 +1,16 @@
-//! Equality of Kubernetes quantities (`80Gi`, `500m`, `1e3`): an API server returns them in another notation than it received.
+//! Kubernetes quantities (`80Gi`, `500m`, `1e3`): their equality, since an API server returns them in another notation than it received, and
+//! their sums.
 
 /// `resource.Quantity` has no finer unit than nano.
 const NANO_DIGITS: i64 = 9;
 
 /// Returns a text that is the same for equal quantities. A text that is no quantity is returned unchanged.
-pub(super) fn normalized(text: &str) -> String {
+pub fn normalized(text: &str) -> String {
     nanos(text).map_or_else(|| text.to_owned(), |nanos| format!("{nanos}n"))
 }
 
 /// Returns the amount in billionths, rounded away from zero; `None` for a malformed quantity or one out of range.
-fn nanos(text: &str) -> Option<i128> {
+pub fn nanos(text: &str) -> Option<i128> {
     let (negative, text) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
         None => (false, text.strip_prefix('+').unwrap_or(text)),
@@ -29,6 +30,29 @@ fn nanos(text: &str) -> Option<i128> {
     let amount = digits.checked_mul(1i128 << twos)?;
     let amount = scaled(amount, tens + NANO_DIGITS - i64::try_from(fraction.len()).ok()?)?;
     Some(if negative { -amount } else { amount })
+}
+
+/// Returns an amount in billionths as a quantity: with the largest binary suffix that leaves it whole, else in decimal.
+pub fn of_nanos(nanos: i128) -> String {
+    const UNITS: [&str; 4] = ["", "m", "u", "n"];
+    const BINARY: [&str; 7] = ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    let mut unit = 10i128.pow(u32::try_from(NANO_DIGITS).unwrap_or(0));
+    let mut units = UNITS.iter();
+    let mut suffix = units.next().unwrap_or(&"");
+    while nanos % unit != 0 {
+        unit /= 1000;
+        suffix = units.next().unwrap_or(&"n");
+    }
+    let mut amount = nanos / unit;
+    let mut binary = BINARY.iter();
+    if suffix.is_empty() && amount != 0 {
+        suffix = binary.next().unwrap_or(&"");
+        while amount % 1024 == 0 {
+            let Some(larger) = binary.next() else { break };
+            (amount, suffix) = (amount / 1024, larger);
+        }
+    }
+    format!("{amount}{suffix}")
 }
 
 /// Returns the powers of two and of ten that a suffix stands for.
@@ -79,6 +103,24 @@ mod tests {
         }
         for (a, b) in [("1G", "1Gi"), ("1", "1000"), ("1m", "1M"), ("1", "-1")] {
             assert_ne!(normalized(a), normalized(b), "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn sums_are_written_as_quantities_that_are_equal() {
+        for (text, shown) in [
+            ("80Gi", "80Gi"),
+            ("81920Mi", "80Gi"),
+            ("0", "0"),
+            ("1500m", "1500m"),
+            ("-3", "-3"),
+            ("1e3", "1000"),
+            ("0.000001", "1u"),
+            ("7n", "7n"),
+            ("2048Ei", "2048Ei"),
+        ] {
+            assert_eq!(of_nanos(nanos(text).unwrap()), shown, "{text}");
+            assert_eq!(normalized(shown), normalized(text));
         }
     }
 

@@ -1,0 +1,372 @@
+//! Finds what the rules can offer: serial ports, cameras, raw USB devices, HID, input and sound devices, each with its nodes.
+
+use std::collections::BTreeMap;
+
+use nodedock_sdk::{Device, Host, NodeInfo, Problem, dns_label_hashed};
+use serde::Deserialize;
+
+use crate::read::{optional, whole_device};
+use crate::text::{shortened, whole};
+use crate::usb::{Interface, UsbDevice, UsbDevices, last_segment, numbers};
+
+/// The bounds of an inventory's device.
+const IDENTITIES_MAX: usize = 16;
+const IDENTITY_BYTES_MAX: usize = 253;
+const LABEL_BYTES_MAX: usize = 63;
+
+/// Names of serial ports without their number. Other ttys are terminals of the node.
+pub(crate) const SERIAL_PORTS: [&str; 14] = [
+    "ttyACM", "ttyAMA", "ttyHS", "ttyLP", "ttyMSM", "ttyO", "ttyPS", "ttyS", "ttySAC", "ttySC", "ttyTHS",
+    "ttyUL", "ttyUSB", "ttymxc",
+];
+
+/// Beginnings of the names of a sound card's nodes. Others, such as `timer`, belong to no card.
+const SOUND_NODES: [&str; 4] = ["controlC", "hwC", "midiC", "pcmC"];
+
+/// Nodes of a device, fewer than container edits may have. Cameras and sound cards have less than ten; what an input device claims to be
+/// decides how many it has.
+const NODES_MAX: usize = 32;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kind {
+    Serial,
+    Video,
+    Usb,
+    Hidraw,
+    Input,
+    Sound,
+}
+
+impl Kind {
+    /// Returns the kernel's name of the subsystem, which is also that of the class.
+    pub(crate) fn subsystem(self) -> &'static str {
+        match self {
+            Kind::Serial => "tty",
+            Kind::Video => "video4linux",
+            Kind::Usb => "usb",
+            Kind::Hidraw => "hidraw",
+            Kind::Input => "input",
+            Kind::Sound => "sound",
+        }
+    }
+
+    /// Returns the path of the node of an entry of the class; `None` if the driver offers no such node.
+    fn node_path(self, entry: &str) -> Option<String> {
+        let name = entry.trim_end_matches(|c: char| c.is_ascii_digit());
+        let is_numbered = name.len() < entry.len();
+        let (is_offered, directory) = match self {
+            Kind::Serial => (is_numbered && SERIAL_PORTS.contains(&name), "/dev"),
+            Kind::Video => (is_numbered && name == "video", "/dev"),
+            Kind::Hidraw => (is_numbered && name == "hidraw", "/dev"),
+            Kind::Input => (is_numbered && matches!(name, "event" | "js"), "/dev/input"),
+            Kind::Sound => {
+                let is_node = SOUND_NODES.iter().any(|prefix| entry.starts_with(prefix));
+                (is_node, "/dev/snd")
+            }
+            Kind::Usb => (false, ""),
+        };
+        is_offered.then(|| format!("{directory}/{entry}"))
+    }
+}
+
+/// A device node, as sysfs shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Node {
+    pub(crate) path: String,
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
+    /// Directory in `/sys`.
+    directory: String,
+    /// The nodes of a device are sorted by it.
+    order: (u32, String),
+}
+
+impl Node {
+    /// Returns whether this is still the node that sysfs showed.
+    pub(crate) fn is_same(&self, info: &NodeInfo) -> bool {
+        (self.major, self.minor) == (info.major, info.minor)
+            && info.sysfs_path.as_ref().is_none_or(|directory| *directory == self.directory)
+    }
+}
+
+/// Where a device is.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// A USB device as a whole.
+    Usb(UsbDevice),
+    /// An interface of a USB device, or a port of a serial adapter's interface.
+    Function { device: UsbDevice, interface: Interface, port: Option<u32> },
+    /// A directory in `/sys`, without `devices/`: a serial port of the board, for example.
+    Board(String),
+}
+
+/// A device that a rule can offer.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) kind: Kind,
+    pub(crate) place: Place,
+    pub(crate) driver: Option<String>,
+    /// At least one; the first is the main one.
+    pub(crate) nodes: Vec<Node>,
+}
+
+impl Candidate {
+    /// Returns every device of a kind that the node has now.
+    pub(crate) fn all(host: &Host, usb: &UsbDevices, kind: Kind) -> Result<Vec<Self>, Problem> {
+        if kind == Kind::Usb {
+            return Ok(usb.all().filter_map(raw).collect());
+        }
+        let mut found: BTreeMap<String, Candidate> = BTreeMap::new();
+        for path in host.sysfs().glob(&format!("class/{}/*", kind.subsystem()))? {
+            let Some(candidate) = whole_device(read_entry(host, usb, kind, &path))? else { continue };
+            match found.get_mut(&candidate.key()) {
+                Some(known) => known.nodes.extend(candidate.nodes),
+                None => drop(found.insert(candidate.key(), candidate)),
+            }
+        }
+        let sorted = |mut candidate: Candidate| {
+            candidate.nodes.sort_by(|one, other| (&one.order, one.minor).cmp(&(&other.order, other.minor)));
+            candidate.nodes.truncate(NODES_MAX);
+            candidate
+        };
+        Ok(found.into_values().map(sorted).collect())
+    }
+
+    pub(crate) fn usb(&self) -> Option<&UsbDevice> {
+        match &self.place {
+            Place::Usb(device) | Place::Function { device, .. } => Some(device),
+            Place::Board(_) => None,
+        }
+    }
+
+    /// Returns a text that no other device of the kind has now.
+    pub(crate) fn key(&self) -> String {
+        match &self.place {
+            Place::Usb(device) => device.name.clone(),
+            Place::Function { interface, port, .. } => format!("{}{}", interface.name(), port_suffix(*port)),
+            Place::Board(path) => path.clone(),
+        }
+    }
+
+    /// Returns a short text that another device at the same place does not have, as far as devices have serial numbers.
+    pub(crate) fn fingerprint(&self) -> String {
+        let device = self.usb().map(|usb| {
+            let serial = usb.serial.as_deref().unwrap_or_default();
+            format!("{}:{}:{serial}", usb.vendor, usb.product)
+        });
+        dns_label_hashed(&format!("{}@{}", device.unwrap_or_default(), self.key()))
+    }
+
+    /// Returns the name of `/dev/serial/by-id`: `usb-FTDI_FT232R_USB_UART_A50285BI-if00-port0`; with the IDs in place of the texts if that is
+    /// too long for a label. `None` without a serial number.
+    pub(crate) fn id(&self) -> Option<String> {
+        let usb = self.usb()?;
+        let serial = usb.serial.as_ref()?;
+        let suffix = match &self.place {
+            Place::Function { interface, port, .. } => {
+                format!("-if{:02x}{}", interface.number, port_suffix(*port))
+            }
+            _ => String::new(),
+        };
+        let vendor = usb.manufacturer.as_ref().unwrap_or(&usb.vendor);
+        let model = usb.model.as_ref().unwrap_or(&usb.product);
+        let id = format!("usb-{vendor}_{model}_{serial}{suffix}");
+        let is_label = id.len() <= LABEL_BYTES_MAX;
+        Some(if is_label { id } else { format!("usb-{}_{}_{serial}{suffix}", usb.vendor, usb.product) })
+    }
+
+    /// Returns the name of `/dev/serial/by-path`: `pci-0000:00:14.0-usbv2-0:2.3:1.0-port0`.
+    pub(crate) fn path(&self) -> String {
+        match &self.place {
+            Place::Usb(device) => device.path.clone(),
+            Place::Function { device, interface, port } => {
+                format!("{}:{}{}", device.path, interface.numbers(), port_suffix(*port))
+            }
+            Place::Board(path) => path.clone(),
+        }
+    }
+
+    /// Returns the device for the inventory.
+    pub(crate) fn publish(&self, name: &str) -> Device {
+        let device = Device::new(name)
+            .attribute("subsystem", self.kind.subsystem())
+            .attribute_opt("path", whole(&self.path()))
+            .attribute_opt("driver", self.driver.as_deref().map(shortened));
+        let device = match &self.place {
+            Place::Function { interface, .. } => device.attribute("interface", interface.number),
+            _ => device,
+        };
+        let device = self.identities().into_iter().fold(device, Device::identity);
+        let Some(usb) = self.usb() else { return device };
+        device
+            .attribute("vendor", shortened(&usb.vendor))
+            .attribute("product", shortened(&usb.product))
+            .attribute_opt("serial", usb.serial.as_deref().and_then(whole))
+            .attribute_opt("manufacturer", usb.manufacturer.as_deref().map(shortened))
+            .attribute_opt("model", usb.model.as_deref().map(shortened))
+            .attribute_opt("port", whole(&usb.name))
+            .attribute_opt("speedKbps", usb.speed_kbps)
+    }
+
+    /// Returns the identities: the place, and the nodes, which the driver device-nodes may offer as well.
+    fn identities(&self) -> Vec<String> {
+        let mut identities = match &self.place {
+            Place::Usb(device) => device.all_identities(),
+            Place::Function { device, interface, port } => vec![device.function_identity(interface, *port)],
+            Place::Board(path) => vec![format!("sys:{path}")],
+        };
+        identities.extend(self.nodes.iter().map(|node| format!("dev:{}", node.path)));
+        identities.retain(|identity| identity.len() <= IDENTITY_BYTES_MAX);
+        identities.truncate(IDENTITIES_MAX);
+        identities
+    }
+}
+
+fn port_suffix(port: Option<u32>) -> String {
+    port.map(|port| format!("-port{port}")).unwrap_or_default()
+}
+
+fn raw(device: &UsbDevice) -> Option<Candidate> {
+    let (path, major, minor) = device.node.clone()?;
+    let node = Node { path, major, minor, directory: device.directory.clone(), order: (0, String::new()) };
+    Some(Candidate {
+        kind: Kind::Usb,
+        place: Place::Usb(device.clone()),
+        driver: device.driver.clone(),
+        nodes: vec![node],
+    })
+}
+
+/// Reads an entry of a class. Returns `None` if the driver offers no such node.
+fn read_entry(host: &Host, usb: &UsbDevices, kind: Kind, path: &str) -> Result<Option<Candidate>, Problem> {
+    let entry = last_segment(path);
+    let Some(node_path) = kind.node_path(&entry) else { return Ok(None) };
+    let directory = host.sysfs().read_link(path)?;
+    // Loopback cameras, uinput and the like: they have no place that stays the same.
+    if directory.starts_with("devices/virtual/") {
+        return Ok(None);
+    }
+    let Some((major, minor)) = numbers(host, path)? else { return Ok(None) };
+    if kind == Kind::Serial && !is_free_port(host, path)? {
+        return Ok(None);
+    }
+    let Some((place, driver)) = locate(host, usb, kind, &entry, &directory)? else { return Ok(None) };
+    let order =
+        (order_of(host, kind, path)?, entry.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned());
+    let node = Node { path: node_path, major, minor, directory, order };
+    Ok(Some(Candidate { kind, place, driver, nodes: vec![node] }))
+}
+
+/// Returns whether hardware is behind the port, and the kernel does not write its console to it.
+fn is_free_port(host: &Host, path: &str) -> Result<bool, Problem> {
+    // PORT_UNKNOWN of `linux/serial_core.h`: 8250 creates ports in advance.
+    let is_phantom =
+        optional(host.sysfs().read(&format!("{path}/type")))?.is_some_and(|kind| kind.trim() == "0");
+    let consoles = optional(host.sysfs().read("class/tty/console/active"))?.unwrap_or_default();
+    let is_console = consoles.split_whitespace().any(|console| path.rsplit('/').next() == Some(console));
+    Ok(!is_phantom && !is_console)
+}
+
+/// Returns the index of a camera's node: the kernel counts the nodes of one function, and the first is the one for capture.
+fn order_of(host: &Host, kind: Kind, path: &str) -> Result<u32, Problem> {
+    if kind != Kind::Video {
+        return Ok(0);
+    }
+    let index = optional(host.sysfs().read(&format!("{path}/index")))?;
+    Ok(index.and_then(|index| index.trim().parse().ok()).unwrap_or(u32::MAX))
+}
+
+/// Walks from the directory of a class's entry up to the device that it belongs to. Returns `None` if that was not read: it is gone, or has
+/// come meanwhile.
+fn locate(
+    host: &Host,
+    usb: &UsbDevices,
+    kind: Kind,
+    entry: &str,
+    directory: &str,
+) -> Result<Option<(Place, Option<String>)>, Problem> {
+    let driver_in = |directory: &str| {
+        let link = optional(host.sysfs().read_link(&format!("{directory}/driver")))?;
+        Ok(link.as_deref().map(last_segment))
+    };
+    let Some(interface) = directory.rsplit('/').find_map(Interface::parse) else {
+        let board = board_directory(directory, kind);
+        let path = board.strip_prefix("devices/").unwrap_or(&board);
+        // A card may have several ports.
+        let path = if kind == Kind::Serial { format!("{path}/{entry}") } else { path.to_owned() };
+        return Ok(Some((Place::Board(path), driver_in(&board)?)));
+    };
+    let port = if kind == Kind::Serial { usb.port_of(entry) } else { None };
+    let is_adapter = kind == Kind::Serial && entry.starts_with("ttyUSB");
+    let Some(device) = usb.get(&interface.device).filter(|_| port.is_some() || !is_adapter).cloned() else {
+        return Ok(None);
+    };
+    let driver = driver_in(&format!("bus/usb/devices/{}", interface.name()))?;
+    Ok(Some((Place::Function { device, interface, port }, driver)))
+}
+
+/// Returns the directory of the hardware: without that of the class, and without those in between whose names change.
+fn board_directory(directory: &str, kind: Kind) -> String {
+    let class = format!("/{}/", kind.subsystem());
+    let end = directory.find(&class).unwrap_or(directory.len());
+    let mut segments: Vec<&str> = directory[..end].split('/').filter(|segment| !is_hid(segment)).collect();
+    // Since Linux 6.5 a serial port is below its controller and port: `00:04/00:04:0/00:04:0.0`.
+    if let [.., hardware, controller, port] = segments[..] {
+        let is_below = |name: &str, parent: &str, mark: char| {
+            name.strip_prefix(parent).and_then(|rest| rest.strip_prefix(mark)).is_some()
+        };
+        if is_below(controller, hardware, ':') && is_below(port, controller, '.') {
+            segments.truncate(segments.len() - 2);
+        }
+    }
+    segments.join("/")
+}
+
+/// Returns whether this is the directory of a HID device, which ends in a running number: `0018:04F3:3140.0001`.
+fn is_hid(segment: &str) -> bool {
+    let parts: Vec<&str> = segment.split([':', '.']).collect();
+    let is_hex = |part: &&str| part.len() >= 4 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    parts.len() == 4 && parts.iter().all(is_hex)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_nodes_of_devices_are_offered() {
+        for (kind, entry, path) in [
+            (Kind::Serial, "ttyUSB10", "/dev/ttyUSB10"),
+            (Kind::Serial, "ttymxc0", "/dev/ttymxc0"),
+            (Kind::Input, "event3", "/dev/input/event3"),
+            (Kind::Sound, "pcmC1D0c", "/dev/snd/pcmC1D0c"),
+        ] {
+            assert_eq!(kind.node_path(entry).as_deref(), Some(path));
+        }
+        for (kind, entry) in [
+            (Kind::Serial, "tty1"),
+            (Kind::Serial, "console"),
+            (Kind::Serial, "ttyS"),
+            (Kind::Video, "v4l-subdev0"),
+            (Kind::Input, "mouse0"),
+            (Kind::Sound, "card0"),
+            (Kind::Sound, "timer"),
+        ] {
+            assert_eq!(kind.node_path(entry), None, "{entry}");
+        }
+    }
+
+    #[test]
+    fn ports_of_the_board_have_one_directory_on_every_kernel() {
+        for directory in ["devices/pnp0/00:04/tty/ttyS0", "devices/pnp0/00:04/00:04:0/00:04:0.0/tty/ttyS0"] {
+            assert_eq!(board_directory(directory, Kind::Serial), "devices/pnp0/00:04");
+        }
+        let touchpad =
+            "devices/pci0000:00/0000:00:15.0/i2c-1/i2c-ELAN/0018:04F3:3140.0001/input/input7/event5";
+        let directory = board_directory(touchpad, Kind::Input);
+        assert_eq!(directory, "devices/pci0000:00/0000:00:15.0/i2c-1/i2c-ELAN");
+        let card = "devices/pci0000:00/0000:00:05.0/tty/ttyS4";
+        assert_eq!(board_directory(card, Kind::Serial), "devices/pci0000:00/0000:00:05.0");
+    }
+}

@@ -1,0 +1,109 @@
+//! Decides which IOMMU groups the driver offers, in which pools, and describes them.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use nodedock_sdk::{Device, Host, Problem};
+
+use crate::config::Config;
+use crate::function::{Group, OwnDrivers, functions};
+use nodedock_sdk::pci::Address;
+
+/// Identities that a device may have, one for each function.
+const FUNCTIONS_MAX: usize = 16;
+
+/// Why a group is not offered.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// The config does not select this function of the group.
+    NotSelected(Address),
+    SeveralPools,
+    /// A physical function whose virtual functions exist: the kernel removes them when it unbinds the physical function.
+    VirtualFunctions {
+        function: Address,
+        count: u32,
+    },
+    TooManyFunctions,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Refusal::NotSelected(address) => write!(f, "the config does not select its function {address}"),
+            Refusal::SeveralPools => f.write_str("the config has its functions in several pools"),
+            Refusal::VirtualFunctions { function, count } => {
+                write!(f, "its function {function} has {count} virtual functions")
+            }
+            Refusal::TooManyFunctions => write!(f, "it has more than {FUNCTIONS_MAX} functions"),
+        }
+    }
+}
+
+/// Returns the groups that the config offers, each with the index of its pool. Logs why other groups with selected functions are not
+/// offered.
+pub(crate) fn groups(host: &Host, config: &Config, own: &OwnDrivers) -> Result<Vec<(usize, Group)>, Problem> {
+    let mut offered = Vec::new();
+    let mut seen = BTreeSet::new();
+    for function in functions(host, own)? {
+        if config.pool_of(&function).is_none() {
+            continue;
+        }
+        let address = function.address.as_str();
+        let Some(number) = function.iommu_group else {
+            let reason = "it is in no IOMMU group: enable the IOMMU of the node";
+            host.log().warn("function not offered", &[("function", address), ("reason", reason)]);
+            continue;
+        };
+        if !seen.insert(number) {
+            continue;
+        }
+        let Some(group) = Group::of(host, &function, own)? else { continue };
+        match pool_of(config, &group) {
+            Ok(pool) => offered.push((pool, group)),
+            Err(refusal) => {
+                let (number, reason) = (number.to_string(), refusal.to_string());
+                let fields = [("group", number.as_str()), ("function", address), ("reason", &reason)];
+                host.log().warn("IOMMU group not offered", &fields);
+            }
+        }
+    }
+    Ok(offered)
+}
+
+/// Returns the index of the pool that has all functions of the group.
+pub(crate) fn pool_of(config: &Config, group: &Group) -> Result<usize, Refusal> {
+    if group.functions.len() > FUNCTIONS_MAX {
+        return Err(Refusal::TooManyFunctions);
+    }
+    let mut chosen = None;
+    for function in &group.functions {
+        let address = || function.address.clone();
+        let pool = config.pool_of(function).ok_or_else(|| Refusal::NotSelected(address()))?;
+        if *chosen.get_or_insert(pool) != pool {
+            return Err(Refusal::SeveralPools);
+        }
+        if function.virtual_functions > 0 {
+            let count = function.virtual_functions;
+            return Err(Refusal::VirtualFunctions { function: address(), count });
+        }
+    }
+    chosen.ok_or_else(|| Refusal::NotSelected(group.first().address.clone()))
+}
+
+pub(crate) fn publish(group: &Group) -> Device {
+    let first = group.first();
+    let device = Device::new(first.address.label())
+        .attribute("resource.kubernetes.io/pciBusID", first.address.as_str())
+        .attribute_opt("resource.kubernetes.io/pcieRoot", first.root.clone())
+        .attribute("vendor", first.vendor.as_str())
+        .attribute("device", first.device.as_str())
+        .attribute("class", first.class.as_str())
+        .attribute_opt("numaNode", first.numa_node)
+        .attribute("iommuGroup", group.number)
+        .attribute("functions", i64::try_from(group.functions.len()).unwrap_or(i64::MAX));
+    let device = match first.numa_node {
+        Some(node) => device.numa_node(node),
+        None => device,
+    };
+    group.addresses().into_iter().fold(device, |device, address| device.identity(format!("pci:{address}")))
+}

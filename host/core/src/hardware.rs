@@ -1,0 +1,144 @@
+//! Where the host looks at the node's hardware: the node itself, or a directory in its place.
+
+use std::fs::Metadata;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use nodedock_model::NodeKind;
+
+use crate::sysfs::SysfsRoot;
+
+/// A root with `sys`, `dev`, `proc` and the directories of libraries and vendors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hardware {
+    root: PathBuf,
+    is_simulated: bool,
+}
+
+/// Kind and numbers of a device node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeNumbers {
+    pub kind: NodeKind,
+    pub major: u32,
+    pub minor: u32,
+}
+
+impl Hardware {
+    /// The node that runs this.
+    pub fn of_node() -> Self {
+        Self { root: "/".into(), is_simulated: false }
+    }
+
+    /// A directory of a test, with real special files.
+    pub fn in_directory(root: &Path) -> Self {
+        Self { root: root.to_owned(), is_simulated: false }
+    }
+
+    /// A recorded machine: writes have the effects that they have in a kernel, and regular files below `dev` stand for device nodes.
+    pub fn simulated(root: &Path) -> Self {
+        Self { root: root.to_owned(), is_simulated: true }
+    }
+
+    pub fn is_simulated(&self) -> bool {
+        self.is_simulated
+    }
+
+    /// `/`: the root of all the paths.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub fn sys(&self) -> PathBuf {
+        self.root.join("sys")
+    }
+
+    pub fn dev(&self) -> PathBuf {
+        self.root.join("dev")
+    }
+
+    pub fn proc(&self) -> PathBuf {
+        self.root.join("proc")
+    }
+
+    /// The path at which the host finds an absolute path of the node.
+    pub fn path(&self, path: &str) -> PathBuf {
+        self.root.join(path.trim_start_matches('/'))
+    }
+
+    pub fn open_sys(&self) -> io::Result<SysfsRoot> {
+        match self.is_simulated {
+            true => SysfsRoot::open_simulated(&self.sys()),
+            false => SysfsRoot::open(&self.sys()),
+        }
+    }
+
+    /// Returns kind and numbers of a node without opening a device or following a link; `None` if it is no device node.
+    pub fn node(&self, path: &str) -> io::Result<Option<NodeNumbers>> {
+        let path = self.path(path);
+        let found = std::fs::symlink_metadata(&path)?;
+        if self.is_simulated && found.is_file() {
+            return Ok(NodeNumbers::parse(&std::fs::read_to_string(path)?));
+        }
+        Ok(NodeNumbers::of(&found))
+    }
+}
+
+impl NodeNumbers {
+    fn of(found: &Metadata) -> Option<Self> {
+        let kind = found.file_type();
+        let kinds = [
+            (kind.is_char_device(), NodeKind::Character),
+            (kind.is_block_device(), NodeKind::Block),
+            (kind.is_fifo(), NodeKind::Fifo),
+        ];
+        let kind = kinds.into_iter().find_map(|(is, kind)| is.then_some(kind))?;
+        let (major, minor) = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
+        Some(Self { kind, major, minor })
+    }
+
+    /// Parses the content of a file that stands for a node: `character 226:0`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (kind, numbers) = text.trim().split_once(' ')?;
+        let kind = match kind {
+            "character" => NodeKind::Character,
+            "block" => NodeKind::Block,
+            _ => return None,
+        };
+        let (major, minor) = numbers.split_once(':')?;
+        Some(Self { kind, major: major.parse().ok()?, minor: minor.parse().ok()? })
+    }
+}
+
+/// The content of a file that stands for a node.
+impl std::fmt::Display for NodeNumbers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let kind = match self.kind {
+            NodeKind::Character => "character",
+            NodeKind::Block => "block",
+            NodeKind::Fifo => "fifo",
+        };
+        write!(f, "{kind} {}:{}", self.major, self.minor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_stands_for_a_node_on_a_recorded_machine_only() {
+        let dir = tempfile::tempdir().unwrap();
+        let card = NodeNumbers { kind: NodeKind::Character, major: 226, minor: 1 };
+        std::fs::create_dir_all(dir.path().join("dev/dri")).unwrap();
+        std::fs::write(dir.path().join("dev/dri/card1"), card.to_string()).unwrap();
+        std::fs::write(dir.path().join("dev/text"), "character x:y\n").unwrap();
+        let recorded = Hardware::simulated(dir.path());
+        assert_eq!(recorded.node("/dev/dri/card1").unwrap(), Some(card));
+        assert_eq!(recorded.node("/dev/text").unwrap(), None);
+        assert_eq!(Hardware::in_directory(dir.path()).node("/dev/dri/card1").unwrap(), None);
+        assert!(recorded.node("/dev/dri/card2").is_err());
+        let null = Hardware::of_node().node("/dev/null").unwrap().unwrap();
+        assert_eq!((null.kind, null.major, null.minor), (NodeKind::Character, 1, 3));
+    }
+}

@@ -1,0 +1,124 @@
+//! What a claim keeps from others: devices, the hardware behind them, and parts of counters and capacities.
+
+use std::collections::BTreeMap;
+
+use crate::manager::claims::table::device_key;
+use nodedock_model::{AllocatedDevice, Allocation, CounterSet, Device, DriverName, Hold, Use};
+
+/// The facts of a device that decide whether several claims may have it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DeviceFacts {
+    pub allow_multiple_allocations: bool,
+    pub identity: Vec<String>,
+    pub counters: Vec<CounterFacts>,
+    /// By counter set from which the device consumes.
+    pub groups: BTreeMap<String, Vec<String>>,
+    /// Of a device that allows several allocations, by name.
+    pub capacities: BTreeMap<String, String>,
+}
+
+/// What a device takes of a counter of its pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CounterFacts {
+    pub set: String,
+    pub counter: String,
+    pub amount: String,
+    pub whole: String,
+}
+
+impl DeviceFacts {
+    /// `sets`: the counters of the device's pool. One that is not there has nothing.
+    pub fn of(device: Device, sets: &[CounterSet]) -> Self {
+        let mut groups = BTreeMap::new();
+        let mut counters = Vec::new();
+        for consumed in device.consumes {
+            let set = sets.iter().find(|set| set.name == consumed.name);
+            let whole = |counter: &str| set.and_then(|set| set.counters.get(counter)).cloned();
+            counters.extend(consumed.counters.into_iter().map(|(counter, amount)| CounterFacts {
+                set: consumed.name.clone(),
+                whole: whole(&counter).unwrap_or_else(|| "0".to_owned()),
+                counter,
+                amount,
+            }));
+            let of_set =
+                device.scheduling.as_deref().and_then(|added| added.compatibility.get(&consumed.name));
+            groups.insert(consumed.name, of_set.cloned().unwrap_or_default());
+        }
+        let capacities = device.capacities.into_iter().filter(|_| device.allow_multiple_allocations);
+        Self {
+            allow_multiple_allocations: device.allow_multiple_allocations,
+            identity: device.identity,
+            counters,
+            groups,
+            capacities: capacities.map(|(name, capacity)| (name.to_string(), capacity.value)).collect(),
+        }
+    }
+
+    /// What the device would take of counters, if a claim had it; `None` if it takes nothing.
+    pub fn hold(&self, driver: &DriverName, pool: &str, device: &str) -> Option<Hold> {
+        let (key, uses) = (device_key(driver, pool, device), self.counter_uses(&format!("{driver}/{pool}")));
+        (!uses.is_empty()).then_some(Hold { key, shared: false, driver: None, uses })
+    }
+
+    /// What an allocation of the device takes of things that others use as well.
+    fn uses(&self, device: &AllocatedDevice) -> Vec<Use> {
+        let pool = format!("{}/{}", device.driver, device.pool);
+        let capacities = device.consumed.iter().filter_map(|(name, amount)| {
+            let whole = self.capacities.get(name)?.clone();
+            let of = format!("{pool}/{}@{name}", device.device);
+            Some(Use { of, amount: amount.clone(), whole, groups: Vec::new() })
+        });
+        let capacities: Vec<_> = capacities.collect();
+        self.counter_uses(&pool).into_iter().chain(capacities).collect()
+    }
+
+    /// `pool`: with its driver's name before it.
+    fn counter_uses(&self, pool: &str) -> Vec<Use> {
+        let counters = self.counters.iter().map(|facts| Use {
+            of: format!("{pool}#{}/{}", facts.set, facts.counter),
+            amount: facts.amount.clone(),
+            whole: facts.whole.clone(),
+            groups: Vec::new(),
+        });
+        let groups = self.groups.iter().map(|(set, groups)| Use {
+            of: format!("{pool}#{set}"),
+            amount: String::new(),
+            whole: String::new(),
+            groups: groups.clone(),
+        });
+        counters.chain(groups).collect()
+    }
+}
+
+/// The devices and identity strings that a claim keeps from others. Devices with admin access are kept from no claim; shares and devices
+/// that allow several allocations are kept from exclusive claims.
+pub fn holds(allocation: &Allocation, facts: impl Fn(&DriverName, &str, &str) -> DeviceFacts) -> Vec<Hold> {
+    holds_of(allocation, |_| true, facts)
+}
+
+/// The same for some of its drivers.
+pub(super) fn holds_of(
+    allocation: &Allocation,
+    wanted: impl Fn(&DriverName) -> bool,
+    facts: impl Fn(&DriverName, &str, &str) -> DeviceFacts,
+) -> Vec<Hold> {
+    let mut holds: BTreeMap<(String, Option<DriverName>), Hold> = BTreeMap::new();
+    let devices = allocation.devices.iter().filter(|device| wanted(&device.driver));
+    for device in devices.filter(|device| !device.admin_access) {
+        let facts = facts(&device.driver, device.pool.as_str(), device.device.as_str());
+        let shared = device.share_id.is_some() || facts.allow_multiple_allocations;
+        let key = device_key(&device.driver, device.pool.as_str(), device.device.as_str());
+        let uses = facts.uses(device);
+        let identity = facts.identity.into_iter().map(|key| (key, Some(device.driver.clone()), Vec::new()));
+        for (key, driver, uses) in std::iter::once((key, None, uses)).chain(identity) {
+            let new = || Hold { key: key.clone(), shared, driver: driver.clone(), uses: Vec::new() };
+            let hold = holds.entry((key.clone(), driver.clone())).or_insert_with(new);
+            hold.shared &= shared;
+            // A second share of the device uses its capacity once more, and nothing else.
+            let is_new = |new: &Use| new.of.contains('@') || !hold.uses.contains(new);
+            let uses: Vec<_> = uses.into_iter().filter(is_new).collect();
+            hold.uses.extend(uses);
+        }
+    }
+    holds.into_values().collect()
+}

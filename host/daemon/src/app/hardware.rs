@@ -1,0 +1,158 @@
+//! A recorded machine in place of the node's own hardware: a directory below the root that the daemon may change, made of a snapshot.
+//!
+//! The directory outlives a crash of the daemon, as the state of a kernel does, and is made again for another snapshot or another boot.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use nodedock_core::hardware::{Hardware, NodeNumbers};
+use nodedock_hardware::{Entry, NodeKind as RecordedKind, Snapshot};
+use nodedock_model::NodeKind;
+use sha2::{Digest, Sha256};
+
+/// File that names the snapshot and the boot of the directory beside it.
+const MARK: &str = "hardware.of";
+
+/// Returns the hardware of a snapshot, in `directory`.
+pub(crate) fn simulated(snapshot: &Path, directory: &Path, boot_id: &str) -> Result<Hardware> {
+    let recorded = Snapshot::open(snapshot)?;
+    let mark = format!("{} {boot_id}\n", digest(&recorded));
+    let marks = directory.with_file_name(MARK);
+    if fs::read_to_string(&marks).is_ok_and(|found| found == mark) {
+        return Ok(Hardware::simulated(directory));
+    }
+    make(&recorded, directory, &marks)
+        .with_context(|| format!("make the machine of {} in {}", snapshot.display(), directory.display()))?;
+    fs::write(&marks, mark).with_context(|| format!("write {}", marks.display()))?;
+    tracing::info!(snapshot = %snapshot.display(), entries = recorded.len(), "runs on a recorded machine");
+    Ok(Hardware::simulated(directory))
+}
+
+fn make(recorded: &Snapshot, directory: &Path, mark: &Path) -> Result<()> {
+    // The mark first: it must not name a machine that is made in part.
+    for removed in [fs::remove_file(mark), fs::remove_dir_all(directory)] {
+        match removed {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+    }
+    recorded.write_to(directory)?;
+    for part in ["sys", "dev", "proc/self"] {
+        fs::create_dir_all(directory.join(part))?;
+    }
+    // Nothing of a recorded machine is mounted, unless the recording says so.
+    let mounts = directory.join("proc/self/mountinfo");
+    if !mounts.exists() {
+        fs::write(mounts, "")?;
+    }
+    for (path, node) in nodes(recorded) {
+        let path = directory.join(path.trim_start_matches('/'));
+        fs::create_dir_all(path.parent().context("a node has a directory")?)?;
+        fs::write(path, format!("{node}\n"))?;
+    }
+    Ok(())
+}
+
+/// The recorded device nodes, and those that the kernel names in `uevent` files.
+fn nodes(recorded: &Snapshot) -> BTreeMap<String, NodeNumbers> {
+    let mut nodes = BTreeMap::new();
+    for (path, entry) in recorded.entries() {
+        match entry {
+            Entry::Node { kind, major, minor } => {
+                let kind = match kind {
+                    RecordedKind::Character => NodeKind::Character,
+                    RecordedKind::Block => NodeKind::Block,
+                };
+                nodes.insert(path.to_owned(), NodeNumbers { kind, major: *major, minor: *minor });
+            }
+            Entry::File(content) if path.starts_with("/sys/devices/") && path.ends_with("/uevent") => {
+                let subsystem = recorded.get(&path.replace("/uevent", "/subsystem"));
+                let is_block = matches!(subsystem, Some(Entry::Link(target)) if target.ends_with("/block"));
+                nodes.extend(named(&String::from_utf8_lossy(content), is_block));
+            }
+            _ => {}
+        }
+    }
+    nodes
+}
+
+/// The node of a `uevent` file (`MAJOR`, `MINOR`, `DEVNAME`).
+fn named(uevent: &str, is_block: bool) -> Option<(String, NodeNumbers)> {
+    let value = |key: &str| uevent.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    let name = value("DEVNAME")?;
+    let is_plain = name.split('/').all(|segment| !matches!(segment, "" | "." | ".."));
+    let (major, minor) = (value("MAJOR")?.parse().ok()?, value("MINOR")?.parse().ok()?);
+    let kind = if is_block { NodeKind::Block } else { NodeKind::Character };
+    is_plain.then(|| (format!("/dev/{name}"), NodeNumbers { kind, major, minor }))
+}
+
+/// Identifies what was recorded, whatever form the snapshot has.
+fn digest(recorded: &Snapshot) -> String {
+    let mut hash = Sha256::new();
+    for (path, entry) in recorded.entries() {
+        hash.update(format!("{path}\0{entry:?}\n"));
+    }
+    hex::encode(hash.finalize())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_is_made_once_for_a_boot_and_has_the_nodes_that_it_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let card = dir.path().join("snapshot/sys/devices/pci0000:00/0000:00:02.0/drm/card0");
+        fs::create_dir_all(&card).unwrap();
+        fs::write(card.join("uevent"), "MAJOR=226\nMINOR=0\nDEVNAME=dri/card0\n").unwrap();
+        fs::write(card.join("value"), "1\n").unwrap();
+        let (snapshot, directory) = (dir.path().join("snapshot"), dir.path().join("hardware"));
+        let value = "sys/devices/pci0000:00/0000:00:02.0/drm/card0/value";
+
+        let hardware = simulated(&snapshot, &directory, "boot-1").unwrap();
+        let node = hardware.node("/dev/dri/card0").unwrap().unwrap();
+        assert_eq!((node.kind, node.major, node.minor), (NodeKind::Character, 226, 0));
+        fs::write(directory.join(value), "2\n").unwrap();
+        simulated(&snapshot, &directory, "boot-1").unwrap();
+        assert_eq!(
+            fs::read_to_string(directory.join(value)).unwrap(),
+            "2\n",
+            "as after a crash of the daemon"
+        );
+        simulated(&snapshot, &directory, "boot-2").unwrap();
+        assert_eq!(fs::read_to_string(directory.join(value)).unwrap(), "1\n", "as after a reboot");
+        assert_eq!(fs::read_to_string(snapshot.join(value)).unwrap(), "1\n", "the snapshot is read only");
+    }
+
+    #[test]
+    fn a_machine_that_was_made_in_part_is_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let (good, bad) = (dir.path().join("good"), dir.path().join("bad"));
+        for (snapshot, nodes) in [(&good, "DEVNAME=a\n"), (&bad, "DEVNAME=a/b\n")] {
+            let device = snapshot.join("sys/devices/a");
+            fs::create_dir_all(&device).unwrap();
+            fs::write(device.join("uevent"), format!("MAJOR=1\nMINOR=2\n{nodes}")).unwrap();
+        }
+        // A directory cannot be made where the recording has a file.
+        fs::create_dir_all(bad.join("dev")).unwrap();
+        fs::write(bad.join("dev/a"), "character 1:1\n").unwrap();
+        let directory = dir.path().join("hardware");
+        simulated(&good, &directory, "boot-1").unwrap();
+        assert!(simulated(&bad, &directory, "boot-1").is_err());
+        assert!(directory.join("sys/devices/a/uevent").exists(), "it failed half-way");
+
+        let node = simulated(&good, &directory, "boot-1").unwrap().node("/dev/a").unwrap().unwrap();
+        assert_eq!((node.major, node.minor), (1, 2));
+    }
+
+    #[test]
+    fn names_of_nodes_do_not_lead_out_of_dev() {
+        for name in ["../etc/passwd", "", "a//b", "./a"] {
+            assert_eq!(named(&format!("MAJOR=1\nMINOR=2\nDEVNAME={name}\n"), false), None, "{name}");
+        }
+        assert_eq!(named("MAJOR=8\nDEVNAME=sda\n", true), None);
+        assert!(simulated(Path::new("/nonexistent.tar"), Path::new("/tmp"), "b").is_err());
+    }
+}

@@ -1,0 +1,259 @@
+//! `nodedock preflight`: whether a node has what the daemon needs, before it runs. Looks only, and changes nothing.
+
+mod runtimes;
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::app;
+use crate::config::{Config, KubernetesConfig};
+use nodedock_base::error::chain;
+use nodedock_kube::client::{ApiError, KubeClient};
+use nodedock_kube::preflight;
+
+/// Of a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Verdict {
+    Ok,
+    /// It works in part, or may not work.
+    Warning,
+    Failed,
+    /// It cannot be seen from here.
+    Unknown,
+}
+
+impl Verdict {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Warning => "warning",
+            Self::Failed => "failed",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Check {
+    pub(crate) name: &'static str,
+    pub(crate) verdict: Verdict,
+    /// What was found, and what to do about it.
+    pub(crate) finding: String,
+}
+
+impl Check {
+    fn new(name: &'static str, verdict: Verdict, finding: impl Into<String>) -> Self {
+        Self { name, verdict, finding: finding.into() }
+    }
+}
+
+/// Carries out all checks for a daemon of this configuration.
+pub(crate) async fn run(config: &Config) -> Vec<Check> {
+    let mut checks = vec![cdi_directory(config), spec_directories(config)];
+    checks.extend(runtimes::checks(&config.root, &config.paths.cdi));
+    checks.push(state_directory(config));
+    checks.push(drivers_directory(&config.paths.drivers));
+    checks.push(hardware(config));
+    match &config.kubernetes {
+        None => checks.push(Check::new("Kubernetes", Verdict::Ok, "not used; --kubernetes turns it on")),
+        Some(kubernetes) => {
+            checks.push(kubelet_directories(kubernetes));
+            checks.extend(cluster(kubernetes).await);
+        }
+    }
+    checks
+}
+
+fn cdi_directory(config: &Config) -> Check {
+    writable("CDI directory", &config.paths.cdi)
+}
+
+/// A directory that exists and can be written, or can be made.
+fn writable(name: &'static str, path: &Path) -> Check {
+    let shown = path.display();
+    let Some(existing) = path.ancestors().find(|ancestor| ancestor.exists()) else {
+        return Check::new(name, Verdict::Failed, format!("{shown} cannot be made"));
+    };
+    if !existing.is_dir() {
+        return Check::new(name, Verdict::Failed, format!("{} is not a directory", existing.display()));
+    }
+    match rustix::fs::access(existing, rustix::fs::Access::WRITE_OK) {
+        Ok(()) if existing == path => Check::new(name, Verdict::Ok, format!("{shown} can be written")),
+        Ok(()) => Check::new(name, Verdict::Ok, format!("{shown} is made when the daemon starts")),
+        Err(error) => {
+            Check::new(name, Verdict::Failed, format!("{} cannot be written: {error}", existing.display()))
+        }
+    }
+}
+
+/// Whether runtimes look where the daemon writes, as far as its own config says.
+fn spec_directories(config: &Config) -> Check {
+    let (cdi, read) = (&config.paths.cdi, &config.paths.cdi_spec_dirs);
+    let listed = read.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
+    match read.iter().any(|path| is_same(path, cdi)) {
+        true => Check::new("CDI search path", Verdict::Ok, format!("{} is in {listed}", cdi.display())),
+        false => Check::new(
+            "CDI search path",
+            Verdict::Failed,
+            format!("runtimes look in {listed}, and not in {}: set cdiDir or cdiSpecDirs", cdi.display()),
+        ),
+    }
+}
+
+/// Whether two paths are the same directory: `/var/run` is a link to `/run`.
+fn is_same(a: &Path, b: &Path) -> bool {
+    let real = |path: &Path| -> PathBuf {
+        let existing = path.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(path);
+        let rest = path.strip_prefix(existing).unwrap_or(Path::new(""));
+        existing.canonicalize().unwrap_or_else(|_| existing.to_owned()).join(rest)
+    };
+    real(a) == real(b)
+}
+
+fn state_directory(config: &Config) -> Check {
+    writable("state directory", config.paths.checkpoint.parent().unwrap_or(&config.root))
+}
+
+/// The writer of a driver's file and grant decides what the driver may do.
+fn drivers_directory(path: &Path) -> Check {
+    use std::os::unix::fs::MetadataExt;
+    const NAME: &str = "drivers directory";
+    let shown = path.display();
+    match std::fs::metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Check::new(NAME, Verdict::Ok, format!("{shown} is made when the daemon starts"))
+        }
+        Err(error) => Check::new(NAME, Verdict::Failed, format!("{shown}: {error}")),
+        Ok(found) if !found.is_dir() => {
+            Check::new(NAME, Verdict::Failed, format!("{shown} is not a directory"))
+        }
+        Ok(found) if found.mode() & 0o022 != 0 => {
+            let mode = found.mode() & 0o7777;
+            Check::new(
+                NAME,
+                Verdict::Failed,
+                format!("{shown} has mode {mode:o}: others may add drivers; use chmod go-w"),
+            )
+        }
+        Ok(found) if found.uid() != rustix::process::geteuid().as_raw() && found.uid() != 0 => {
+            Check::new(NAME, Verdict::Warning, format!("{shown} belongs to user {}", found.uid()))
+        }
+        Ok(_) => Check::new(NAME, Verdict::Ok, shown.to_string()),
+    }
+}
+
+fn hardware(config: &Config) -> Check {
+    let sys = config.hardware.sys();
+    match config.hardware.open_sys() {
+        Ok(_) => Check::new("/sys", Verdict::Ok, format!("{} can be read", sys.display())),
+        Err(error) => Check::new("/sys", Verdict::Failed, format!("{}: {error}", sys.display())),
+    }
+}
+
+fn kubelet_directories(kubernetes: &KubernetesConfig) -> Check {
+    const NAME: &str = "kubelet directories";
+    let root = &kubernetes.kubelet_root;
+    let missing = ["plugins_registry", "plugins", "device-plugins"].map(|name| root.join(name));
+    let missing: Vec<_> =
+        missing.iter().filter(|path| !path.is_dir()).map(|path| path.display().to_string()).collect();
+    if !missing.is_empty() {
+        let missing = missing.join(", ");
+        let advice = "is a kubelet running, and is --kubelet-root its --root-dir?";
+        return Check::new(NAME, Verdict::Failed, format!("missing: {missing}; {advice}"));
+    }
+    Check { name: NAME, ..writable(NAME, &root.join("plugins_registry")) }
+}
+
+async fn cluster(kubernetes: &KubernetesConfig) -> Vec<Check> {
+    let client = match app::cluster_client(kubernetes).await {
+        Ok(client) => client,
+        Err(error) => return vec![Check::new("API server", Verdict::Failed, chain(error.as_ref()))],
+    };
+    let server = match preflight::server(&client).await {
+        Ok(server) => server,
+        Err(error) => return vec![Check::new("API server", Verdict::Failed, error.to_string())],
+    };
+    let dra = match &server.dra {
+        Ok(version) => {
+            let (server, version) = (&server.version, version.as_str());
+            Check::new("API server", Verdict::Ok, format!("{server} serves resource.k8s.io/{version}"))
+        }
+        Err(error) => Check::new("API server", Verdict::Failed, format!("{}: {error}", server.version)),
+    };
+    let mut checks = vec![dra];
+    checks.extend(node(&client, kubernetes).await);
+    checks.push(rights(&client).await);
+    checks
+}
+
+async fn node(client: &KubeClient, kubernetes: &KubernetesConfig) -> Vec<Check> {
+    const NAME: &str = "Node object";
+    let name = &kubernetes.node_name;
+    match preflight::node(client, name).await {
+        Err(error) => vec![not_seen(NAME, &error)],
+        Ok(None) => {
+            vec![Check::new(NAME, Verdict::Failed, format!("there is no node {name}: is --node-name right?"))]
+        }
+        Ok(Some(info)) => {
+            let kubelet = format!("{name}, kubelet {}", info.kubelet_version);
+            vec![Check::new(NAME, Verdict::Ok, kubelet), runtimes::of_node(&info.container_runtime_version)]
+        }
+    }
+}
+
+async fn rights(client: &KubeClient) -> Check {
+    const NAME: &str = "rights";
+    match preflight::missing_rights(client).await {
+        Err(error) => not_seen(NAME, &error),
+        Ok(missing) if missing.is_empty() => {
+            Check::new(NAME, Verdict::Ok, "the account has all that it needs")
+        }
+        Ok(missing) => {
+            Check::new(NAME, Verdict::Failed, format!("the account lacks: {}", missing.join(", ")))
+        }
+    }
+}
+
+fn not_seen(name: &'static str, error: &ApiError) -> Check {
+    Check::new(name, Verdict::Unknown, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_written_or_made_and_a_file_is_neither() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(writable("x", dir.path()).verdict, Verdict::Ok);
+        let below = writable("x", &dir.path().join("a/b"));
+        assert!(below.verdict == Verdict::Ok && below.finding.contains("is made"), "{below:?}");
+        let file = dir.path().join("file");
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(writable("x", &file.join("a")).verdict, Verdict::Failed);
+    }
+
+    #[test]
+    fn a_drivers_directory_that_others_may_write_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let set = |mode| std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+        set(0o755);
+        assert_eq!(drivers_directory(dir.path()).verdict, Verdict::Ok);
+        set(0o775);
+        let open = drivers_directory(dir.path());
+        assert!(open.verdict == Verdict::Failed && open.finding.contains("775"), "{open:?}");
+        assert_eq!(drivers_directory(&dir.path().join("none")).verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn a_link_to_a_directory_is_the_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("run")).unwrap();
+        std::os::unix::fs::symlink("run", dir.path().join("var-run")).unwrap();
+        assert!(is_same(&dir.path().join("run/cdi"), &dir.path().join("var-run/cdi")));
+        assert!(!is_same(&dir.path().join("run/cdi"), &dir.path().join("etc/cdi")));
+    }
+}

@@ -1,0 +1,187 @@
+//! Whether container runtimes read CDI files from the daemon's directory, by their config files and by what the kubelet says of them.
+
+use std::path::{Path, PathBuf};
+
+use semver::Version;
+use toml::Value;
+
+use super::{Check, Verdict, is_same};
+use nodedock_base::error::chain;
+
+/// Where runtimes look unless their config says otherwise.
+const USUAL: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
+/// containerd's section about containers: of 2.x and of 1.x.
+const CONTAINERD: [&str; 2] = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"];
+
+/// Checks the configs that can be read below a root.
+pub(super) fn checks(root: &Path, cdi: &Path) -> Vec<Check> {
+    let containerd = [root.join("etc/containerd/config.toml")];
+    let crio =
+        std::iter::once(root.join("etc/crio/crio.conf")).chain(below(&root.join("etc/crio/crio.conf.d")));
+    let containerd = check("containerd", containerd, root, cdi, of_containerd);
+    [containerd, check("CRI-O", crio, root, cdi, of_crio)].into_iter().flatten().collect()
+}
+
+/// Files of a directory, in the order in which the later ones win.
+fn below(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut files: Vec<_> = entries.map(|entry| entry.path()).collect();
+    files.sort();
+    files
+}
+
+/// What a runtime's config says about CDI. `None`: nothing.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Said {
+    enabled: Option<bool>,
+    directories: Option<Vec<PathBuf>>,
+}
+
+fn check(
+    name: &'static str,
+    files: impl IntoIterator<Item = PathBuf>,
+    root: &Path,
+    cdi: &Path,
+    read: fn(&Value) -> Said,
+) -> Option<Check> {
+    let (mut said, mut seen) = (Said::default(), Vec::new());
+    for file in files {
+        let text = match std::fs::read_to_string(&file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) => {
+                return Some(Check::new(name, Verdict::Unknown, format!("{}: {error}", file.display())));
+            }
+        };
+        let config = match text.parse::<toml::Table>() {
+            Ok(config) => Value::Table(config),
+            Err(error) => {
+                let finding = format!("{} is not TOML: {}", file.display(), chain(&error));
+                return Some(Check::new(name, Verdict::Unknown, finding));
+            }
+        };
+        let here = read(&config);
+        said = Said {
+            enabled: here.enabled.or(said.enabled),
+            directories: here.directories.or(said.directories),
+        };
+        seen.push(file.display().to_string());
+    }
+    (!seen.is_empty()).then(|| judged(name, &seen.join(", "), &said, root, cdi))
+}
+
+fn judged(name: &'static str, files: &str, said: &Said, root: &Path, cdi: &Path) -> Check {
+    if said.enabled == Some(false) {
+        return Check::new(name, Verdict::Failed, format!("CDI is off in {files}: set enable_cdi = true"));
+    }
+    // The paths are the node's, which is below the root.
+    let usual = || USUAL.iter().map(PathBuf::from).collect();
+    let directories: Vec<PathBuf> = said.directories.clone().unwrap_or_else(usual);
+    let of_node = |path: &PathBuf| root.join(path.strip_prefix("/").unwrap_or(path));
+    let shown = directories.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
+    match directories.iter().any(|path| is_same(&of_node(path), cdi)) {
+        true => Check::new(name, Verdict::Ok, format!("reads CDI files in {shown} ({files})")),
+        false => Check::new(
+            name,
+            Verdict::Failed,
+            format!("reads CDI files in {shown} ({files}), and not in {}", cdi.display()),
+        ),
+    }
+}
+
+fn of_containerd(config: &Value) -> Said {
+    let sections = CONTAINERD.iter().filter_map(|plugin| config.get("plugins")?.get(plugin));
+    let mut said = Said::default();
+    for section in sections {
+        said.enabled = said.enabled.or(section.get("enable_cdi").and_then(Value::as_bool));
+        said.directories = said.directories.or_else(|| paths(section.get("cdi_spec_dirs")?));
+    }
+    // Off unless set in the releases whose config has version 2 or none.
+    let version = config.get("version").and_then(Value::as_integer).unwrap_or(1);
+    said.enabled = said.enabled.or((version < 3).then_some(false));
+    said
+}
+
+fn of_crio(config: &Value) -> Said {
+    let runtime = config.get("crio").and_then(|crio| crio.get("runtime"));
+    Said { enabled: None, directories: runtime.and_then(|runtime| paths(runtime.get("cdi_spec_dirs")?)) }
+}
+
+fn paths(list: &Value) -> Option<Vec<PathBuf>> {
+    Some(list.as_array()?.iter().filter_map(Value::as_str).map(PathBuf::from).collect())
+}
+
+/// Judges the runtime that a Node object names: `containerd://2.1.0`.
+pub(super) fn of_node(runtime: &str) -> Check {
+    const NAME: &str = "container runtime";
+    let (name, version) = runtime.split_once("://").unwrap_or((runtime, ""));
+    let Ok(found) = Version::parse(version.trim_start_matches('v')) else {
+        return Check::new(NAME, Verdict::Unknown, format!("the Node object names {runtime:?}"));
+    };
+    let (verdict, words) = match name {
+        "containerd" if found < Version::new(1, 7, 0) => (Verdict::Failed, "CDI needs 1.7"),
+        "containerd" if found < Version::new(2, 0, 0) => {
+            (Verdict::Warning, "CDI is off unless enable_cdi = true is in its config")
+        }
+        "cri-o" if found < Version::new(1, 23, 0) => (Verdict::Failed, "CDI needs 1.23"),
+        "containerd" | "cri-o" => (Verdict::Ok, "reads CDI files"),
+        _ => (Verdict::Unknown, "see its documentation for CDI"),
+    };
+    Check::new(NAME, verdict, format!("{name} {found}: {words}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(name: &str, path: &str, text: &str) -> Option<Check> {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join(path);
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(file, text).unwrap();
+        let checks = checks(root.path(), &root.path().join("var/run/cdi"));
+        checks.into_iter().find(|check| check.name == name)
+    }
+
+    #[test]
+    fn a_runtimes_config_says_whether_it_reads_our_directory() {
+        const FILE: &str = "etc/containerd/config.toml";
+        let new = "version = 3\n[plugins.'io.containerd.cri.v1.runtime']\n";
+        let old = "version = 2\n[plugins.'io.containerd.grpc.v1.cri']\n";
+        for (file, text, verdict) in [
+            (FILE, "version = 3\n".to_owned(), Verdict::Ok),
+            (FILE, "version = 2\n".to_owned(), Verdict::Failed),
+            (FILE, format!("{old}enable_cdi = true\n"), Verdict::Ok),
+            (FILE, format!("{new}enable_cdi = false\n"), Verdict::Failed),
+            (FILE, format!("{new}cdi_spec_dirs = ['/etc/cdi']\n"), Verdict::Failed),
+            (FILE, format!("{new}cdi_spec_dirs = ['/etc/cdi', '/var/run/cdi']\n"), Verdict::Ok),
+            (FILE, "version = ".to_owned(), Verdict::Unknown),
+        ] {
+            let check = found("containerd", file, &text).unwrap();
+            assert_eq!(check.verdict, verdict, "{text}: {check:?}");
+        }
+        let crio = "[crio.runtime]\ncdi_spec_dirs = ['/opt/cdi']\n";
+        assert_eq!(
+            found("CRI-O", "etc/crio/crio.conf.d/10-cdi.conf", crio).unwrap().verdict,
+            Verdict::Failed
+        );
+        assert_eq!(found("CRI-O", "etc/crio/crio.conf", "[crio]\n").unwrap().verdict, Verdict::Ok);
+        assert_eq!(found("CRI-O", FILE, new), None, "no config, no finding");
+    }
+
+    #[test]
+    fn the_runtime_of_a_node_is_judged_by_its_version() {
+        for (runtime, verdict) in [
+            ("containerd://2.1.0", Verdict::Ok),
+            ("containerd://1.7.24", Verdict::Warning),
+            ("containerd://1.6.9", Verdict::Failed),
+            ("cri-o://1.33.1", Verdict::Ok),
+            ("cri-o://1.22.0", Verdict::Failed),
+            ("docker://28.0.0", Verdict::Unknown),
+            ("", Verdict::Unknown),
+            ("containerd://", Verdict::Unknown),
+        ] {
+            assert_eq!(of_node(runtime).verdict, verdict, "{runtime}");
+        }
+    }
+}

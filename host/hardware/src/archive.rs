@@ -1,0 +1,194 @@
+//! Reads a snapshot from a tar file.
+
+use std::io::{self, BufRead, BufReader, Read};
+
+use bzip2::bufread::MultiBzDecoder;
+use flate2::bufread::MultiGzDecoder;
+use tar::{Archive, EntryType};
+
+use crate::collect::Collector;
+use crate::limit::ARCHIVE_BYTES_MAX;
+use crate::path::{TOPS, segments};
+use crate::{Entry, NodeKind, Refusal, Snapshot, SnapshotError};
+
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+const BZIP2_MAGIC: [u8; 3] = *b"BZh";
+
+/// Loads the archive. `file` is its name in errors.
+pub(crate) fn load(file: &str, archive: impl Read) -> Result<Snapshot, SnapshotError> {
+    let mut loading = Loading { file, entry: String::new(), top: None, collector: Collector::default() };
+    let archive = decompress(archive).map_err(|source| loading.read_error(source, false))?;
+    let mut archive = Archive::new(Bounded { inner: archive, left: ARCHIVE_BYTES_MAX, is_at_end: false });
+    let outcome = loading.take_all(&mut archive);
+    let mut rest = archive.into_inner();
+    outcome.map_err(|failure| loading.error(failure, rest.is_at_end))?;
+    // Without its end marker the archive was cut between two entries.
+    if rest.is_at_end {
+        return Err(loading.truncated());
+    }
+    // The checksum of a compressed archive comes last.
+    io::copy(&mut rest, &mut io::sink()).map_err(|source| loading.read_error(source, false))?;
+    loading.collector.finish().ok_or_else(|| SnapshotError::NoSysfs { file: file.to_owned() })
+}
+
+fn decompress<'a>(archive: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
+    let mut archive = BufReader::new(archive);
+    let magic = archive.fill_buf()?;
+    Ok(if magic.starts_with(&GZIP_MAGIC) {
+        Box::new(MultiGzDecoder::new(archive))
+    } else if magic.starts_with(&BZIP2_MAGIC) {
+        Box::new(MultiBzDecoder::new(archive))
+    } else {
+        Box::new(archive)
+    })
+}
+
+enum Failure {
+    Io(io::Error),
+    Refused(Refusal),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Failure::Io(error)
+    }
+}
+
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Failure::Refused(refusal)
+    }
+}
+
+struct Loading<'a> {
+    file: &'a str,
+    /// The last entry that began.
+    entry: String,
+    /// The directory around the snapshot: empty if there is none, unknown before the first entry.
+    top: Option<String>,
+    collector: Collector,
+}
+
+impl Loading<'_> {
+    fn take_all(&mut self, archive: &mut Archive<impl Read>) -> Result<(), Failure> {
+        for entry in archive.entries()? {
+            let mut entry = entry?;
+            let path = entry.path_bytes().into_owned();
+            self.entry = String::from_utf8_lossy(&path).into_owned();
+            let Some(segments) = self.below_top(&path)? else { continue };
+            let content = self.content(&mut entry)?;
+            let segments: Vec<_> = segments.iter().map(String::as_str).collect();
+            self.collector.add(&segments, content)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the segments below the snapshot's root; `None` for the root itself.
+    fn below_top(&mut self, path: &[u8]) -> Result<Option<Vec<String>>, Refusal> {
+        let segments = segments(path)?;
+        let Some(first) = segments.first() else { return Ok(None) };
+        let top = self
+            .top
+            .get_or_insert_with(|| if TOPS.contains(first) { String::new() } else { (*first).into() });
+        let below = match top.as_str() {
+            "" => &segments[..],
+            top if top == *first => &segments[1..],
+            top => return Err(Refusal::SecondTop { top: top.to_owned() }),
+        };
+        Ok((!below.is_empty()).then(|| below.iter().map(|segment| (*segment).to_owned()).collect()))
+    }
+
+    fn content(&mut self, entry: &mut tar::Entry<'_, impl Read>) -> Result<Entry, Failure> {
+        let kind = entry.header().entry_type();
+        match kind {
+            EntryType::Directory => Ok(Entry::Directory),
+            EntryType::Regular | EntryType::Continuous => self.file(entry),
+            EntryType::Symlink => Ok(Entry::Link(link_name(entry)?)),
+            EntryType::Link => self.hard_link(&link_name(entry)?),
+            EntryType::Char => node(entry, NodeKind::Character),
+            EntryType::Block => node(entry, NodeKind::Block),
+            EntryType::Fifo => Err(Refusal::FileType { kind: "a fifo" }.into()),
+            EntryType::GNUSparse => Err(Refusal::FileType { kind: "a sparse file" }.into()),
+            _ => Err(Refusal::FileType { kind: "of a type that tar does not define" }.into()),
+        }
+    }
+
+    fn file(&self, entry: &mut tar::Entry<'_, impl Read>) -> Result<Entry, Failure> {
+        let size = entry.size();
+        self.collector.admit_file(size)?;
+        let mut content = Vec::new();
+        entry.read_to_end(&mut content)?;
+        if content.len() as u64 == size { Ok(Entry::File(content)) } else { Err(truncated().into()) }
+    }
+
+    /// Copies the file that a hard link names. Sizes are checked as for any file.
+    fn hard_link(&mut self, target: &str) -> Result<Entry, Failure> {
+        let refusal = || Refusal::BadHardLink { target: target.to_owned() };
+        let segments = self.below_top(target.as_bytes())?.ok_or_else(refusal)?;
+        let segments: Vec<_> = segments.iter().map(String::as_str).collect();
+        match self.collector.get(&segments) {
+            Some(Entry::File(content)) => {
+                self.collector.admit_file(content.len() as u64)?;
+                Ok(Entry::File(content.clone()))
+            }
+            _ => Err(refusal().into()),
+        }
+    }
+
+    fn error(&self, failure: Failure, is_at_end: bool) -> SnapshotError {
+        match failure {
+            Failure::Io(source) => self.read_error(source, is_at_end),
+            Failure::Refused(refusal) => self.refused(refusal),
+        }
+    }
+
+    fn read_error(&self, source: io::Error, is_at_end: bool) -> SnapshotError {
+        match source.kind() {
+            io::ErrorKind::FileTooLarge => self.refused(Refusal::LargeArchive),
+            io::ErrorKind::UnexpectedEof => self.truncated(),
+            _ if is_at_end => self.truncated(),
+            _ => SnapshotError::Read { file: self.file.to_owned(), entry: self.entry.clone(), source },
+        }
+    }
+
+    fn refused(&self, refusal: Refusal) -> SnapshotError {
+        SnapshotError::Refused { file: self.file.to_owned(), entry: self.entry.clone(), refusal }
+    }
+
+    fn truncated(&self) -> SnapshotError {
+        SnapshotError::Truncated { file: self.file.to_owned(), entry: self.entry.clone() }
+    }
+}
+
+fn link_name(entry: &tar::Entry<'_, impl Read>) -> Result<String, Refusal> {
+    let name = entry.link_name_bytes().ok_or(Refusal::BadPath)?;
+    String::from_utf8(name.into_owned()).map_err(|_| Refusal::BadPath)
+}
+
+fn node(entry: &tar::Entry<'_, impl Read>, kind: NodeKind) -> Result<Entry, Failure> {
+    let header = entry.header();
+    let (Some(major), Some(minor)) = (header.device_major()?, header.device_minor()?) else {
+        return Err(Refusal::FileType { kind: "a device node without a number" }.into());
+    };
+    Ok(Entry::Node { kind, major, minor })
+}
+
+fn truncated() -> io::Error {
+    io::ErrorKind::UnexpectedEof.into()
+}
+
+/// Fails beyond a number of bytes, and remembers whether the end was met.
+struct Bounded<R> {
+    inner: R,
+    left: u64,
+    is_at_end: bool,
+}
+
+impl<R: Read> Read for Bounded<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = self.inner.read(buffer)?;
+        self.is_at_end |= read == 0 && !buffer.is_empty();
+        self.left = self.left.checked_sub(read as u64).ok_or(io::ErrorKind::FileTooLarge)?;
+        Ok(read)
+    }
+}

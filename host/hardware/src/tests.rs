@@ -1,0 +1,301 @@
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use bzip2::write::BzEncoder;
+use flate2::write::GzEncoder;
+use tar::{Builder, EntryType, Header};
+
+use crate::limit::FILE_BYTES_MAX;
+use crate::{Entry, NodeKind, Refusal, Snapshot, SnapshotError};
+
+/// An entry with a path that the tar crate itself would refuse to write.
+fn raw(builder: &mut Builder<Vec<u8>>, path: &str, kind: EntryType, target: &str, content: &[u8]) {
+    let mut header = Header::new_gnu();
+    header.as_mut_bytes()[..path.len()].copy_from_slice(path.as_bytes());
+    header.as_mut_bytes()[157..157 + target.len()].copy_from_slice(target.as_bytes());
+    header.set_entry_type(kind);
+    header.set_size(content.len() as u64);
+    header.set_mode(0o644);
+    if kind == EntryType::GNUSparse {
+        header.as_gnu_mut().unwrap().set_real_size(0);
+    }
+    header.set_cksum();
+    builder.append(&header, content).unwrap();
+}
+
+struct Tar(Builder<Vec<u8>>);
+
+impl Tar {
+    /// An archive with one file below `sys`.
+    fn new() -> Self {
+        Tar(Builder::new(Vec::new())).file("m/sys/class/a", "first\n")
+    }
+
+    fn entry(mut self, path: &str, kind: EntryType, target: &str, content: &str) -> Self {
+        raw(&mut self.0, path, kind, target, content.as_bytes());
+        self
+    }
+
+    fn file(self, path: &str, content: &str) -> Self {
+        self.entry(path, EntryType::Regular, "", content)
+    }
+
+    fn link(self, path: &str, target: &str) -> Self {
+        self.entry(path, EntryType::Symlink, target, "")
+    }
+
+    fn node(mut self, path: &str, kind: EntryType, major: u32, minor: u32) -> Self {
+        let mut header = Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_size(0);
+        header.set_device_major(major).unwrap();
+        header.set_device_minor(minor).unwrap();
+        self.0.append_data(&mut header, path, &[][..]).unwrap();
+        self
+    }
+
+    fn bytes(self) -> Vec<u8> {
+        self.0.into_inner().unwrap()
+    }
+
+    fn load(self) -> Result<Snapshot, SnapshotError> {
+        Snapshot::from_archive("m.tar", self.bytes().as_slice())
+    }
+
+    /// Returns the entry that is refused, and the reason.
+    fn refusal(self) -> (String, Refusal) {
+        match self.load() {
+            Err(SnapshotError::Refused { file, entry, refusal }) => {
+                assert_eq!(file, "m.tar");
+                (entry, refusal)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn machine() -> Tar {
+    Tar::new()
+        .entry("m/sys/devices/x/", EntryType::Directory, "", "")
+        .file("m/sys/devices/x/vendor", "0x1002\n")
+        .link("m/sys/class/card0", "../devices/x")
+        .link("m/sys/class/card1", "/sys/devices/x")
+        .entry("m/sys/devices/x/same", EntryType::Link, "m/sys/devices/x/vendor", "")
+        .file("m/proc/devices", "Character devices:\n226 drm\n")
+        .node("m/dev/dri/card0", EntryType::Char, 226, 0)
+        .node("m/dev/loop0", EntryType::Block, 7, 0)
+}
+
+fn file(content: &str) -> Option<Entry> {
+    Some(Entry::File(content.as_bytes().to_vec()))
+}
+
+#[test]
+fn an_archive_is_read_with_every_kind_of_entry() {
+    let snapshot = machine().load().unwrap();
+    assert_eq!(snapshot.get("/sys/devices/x/vendor").cloned(), file("0x1002\n"));
+    assert_eq!(snapshot.get("/sys/devices/x/same").cloned(), file("0x1002\n"));
+    assert_eq!(snapshot.get("/sys/class/card0"), Some(&Entry::Link("../devices/x".into())));
+    assert_eq!(snapshot.get("/sys/class"), Some(&Entry::Directory));
+    let node = |kind, major, minor| Some(Entry::Node { kind, major, minor });
+    assert_eq!(snapshot.get("/dev/dri/card0").cloned(), node(NodeKind::Character, 226, 0));
+    assert_eq!(snapshot.get("/dev/loop0").cloned(), node(NodeKind::Block, 7, 0));
+    assert_eq!(snapshot.get("/m"), None);
+}
+
+#[test]
+fn compression_is_recognized_by_its_first_bytes() {
+    let plain = machine().bytes();
+    let mut gzip = GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&plain).unwrap();
+    let mut bzip2 = BzEncoder::new(Vec::new(), bzip2::Compression::fast());
+    bzip2.write_all(&plain).unwrap();
+    let expected = machine().load().unwrap();
+    for archive in [gzip.finish().unwrap(), bzip2.finish().unwrap()] {
+        assert_eq!(Snapshot::from_archive("m", archive.as_slice()).unwrap(), expected);
+        for cut in [archive.len() / 2, archive.len() - 1] {
+            let error = Snapshot::from_archive("m", &archive[..cut]).unwrap_err();
+            assert!(matches!(error, SnapshotError::Truncated { .. }), "{error:?}");
+        }
+    }
+}
+
+#[test]
+fn the_top_directory_may_be_missing_or_a_dot() {
+    for top in ["", "./"] {
+        let archive = Tar(Builder::new(Vec::new()))
+            .entry("./", EntryType::Directory, "", "")
+            .file(&format!("{top}proc/cpuinfo"), "")
+            .file(&format!("{top}sys/a"), "1");
+        assert_eq!(archive.load().unwrap().get("/sys/a").cloned(), file("1"), "{top:?}");
+    }
+}
+
+#[test]
+fn an_archive_that_is_cut_anywhere_is_refused() {
+    let archive = Tar::new().file("m/sys/b", &"x".repeat(600)).bytes();
+    // Two zero blocks are the end marker, and the first is enough.
+    let end = archive.len() - 1024;
+    for cut in (1..end).step_by(100).chain((512..=end).step_by(512)) {
+        let error = Snapshot::from_archive("m.tar", &archive[..cut]).unwrap_err();
+        assert!(matches!(error, SnapshotError::Truncated { .. }), "{cut}: {error:?}");
+    }
+    let error = Snapshot::from_archive("m.tar", &archive[..2000]).unwrap_err();
+    assert!(error.to_string().contains("m.tar is truncated after entry \"m/sys/b\""), "{error}");
+}
+
+#[test]
+fn damaged_archives_are_read_or_refused_and_never_panic() {
+    let archive = machine().bytes();
+    for position in 0..archive.len() - 1024 {
+        for flip in [0x01, 0x80] {
+            let mut damaged = archive.clone();
+            damaged[position] ^= flip;
+            drop(Snapshot::from_archive("m.tar", damaged.as_slice()));
+        }
+    }
+}
+
+#[test]
+fn a_header_with_a_wrong_checksum_is_refused() {
+    let mut archive = machine().bytes();
+    archive[0] ^= 1;
+    let error = Snapshot::from_archive("m.tar", archive.as_slice()).unwrap_err();
+    assert!(matches!(error, SnapshotError::Read { .. }), "{error:?}");
+}
+
+#[test]
+fn what_is_no_archive_is_refused() {
+    let error = Snapshot::from_archive("m.tar", &[7; 2048][..]).unwrap_err();
+    assert!(matches!(error, SnapshotError::Read { .. }), "{error:?}");
+    let error = Tar(Builder::new(Vec::new())).file("m/proc/cpuinfo", "").load().unwrap_err();
+    assert!(matches!(error, SnapshotError::NoSysfs { .. }), "{error:?}");
+}
+
+#[test]
+fn paths_that_leave_the_snapshot_are_refused_with_the_entry() {
+    for path in ["/etc/passwd", "m/../etc/passwd", "../x", "m/sys/../../x"] {
+        assert_eq!(Tar::new().file(path, "").refusal(), (path.to_owned(), Refusal::BadPath));
+    }
+    let deep = format!("m/{}x", "d/".repeat(40));
+    assert_eq!(Tar::new().file(&deep, "").load().unwrap().len(), 4 + 40);
+    let deeper = format!("m{}", "/d".repeat(49));
+    assert!(Tar::new().file(&deeper, "").load().is_ok());
+    let second = Tar::new().file("other/sys/a", "");
+    assert_eq!(second.refusal().1, Refusal::SecondTop { top: "m".into() });
+}
+
+#[test]
+fn links_that_leave_the_snapshot_are_refused_with_the_target() {
+    for target in ["../../../etc", "/../etc", "x/../../../../etc"] {
+        let refusal = Refusal::LinkLeaves { target: target.into() };
+        assert_eq!(Tar::new().link("m/sys/class/l", target).refusal(), ("m/sys/class/l".into(), refusal));
+    }
+}
+
+#[test]
+fn a_path_occurs_once_and_below_directories_only() {
+    assert_eq!(Tar::new().file("m/sys/class/a", "").refusal().1, Refusal::Duplicate);
+    assert_eq!(Tar::new().link("m/sys/class", "devices").refusal().1, Refusal::Duplicate);
+    let directory = Tar::new().entry("m/sys/class/", EntryType::Directory, "", "");
+    assert!(directory.load().is_ok(), "a directory may come after its content");
+    let through_file = Tar::new().file("m/sys/class/a/b", "");
+    assert_eq!(through_file.refusal().1, Refusal::NotADirectory { ancestor: "/sys/class/a".into() });
+    let through_link = Tar::new().link("m/sys/l", "class").file("m/sys/l/b", "");
+    assert_eq!(through_link.refusal().1, Refusal::NotADirectory { ancestor: "/sys/l".into() });
+}
+
+#[test]
+fn hard_links_are_to_earlier_files() {
+    for target in ["m/sys/none", "m/sys/class", "m"] {
+        let archive = Tar::new().entry("m/sys/h", EntryType::Link, target, "");
+        assert_eq!(archive.refusal().1, Refusal::BadHardLink { target: target.into() });
+    }
+    let archive = Tar::new().entry("m/sys/h", EntryType::Link, "../etc/shadow", "");
+    assert_eq!(archive.refusal().1, Refusal::BadPath);
+}
+
+#[test]
+fn other_types_of_files_are_refused() {
+    for kind in [EntryType::Fifo, EntryType::GNUSparse, EntryType::new(b'Z')] {
+        let (_, refusal) = Tar::new().entry("m/sys/f", kind, "", "").refusal();
+        assert!(matches!(refusal, Refusal::FileType { .. }), "{refusal}");
+    }
+    let node = Tar::new().node("m/sys/null", EntryType::Char, 1, 3);
+    assert_eq!(node.refusal().1, Refusal::FileType { kind: "a device node elsewhere" });
+}
+
+#[test]
+fn a_large_file_is_refused_before_it_is_read() {
+    let mut header = Header::new_gnu();
+    header.set_path("m/sys/large").unwrap();
+    header.set_size(FILE_BYTES_MAX + 1);
+    header.set_cksum();
+    let error = Snapshot::from_archive("m.tar", header.as_bytes().as_slice()).unwrap_err();
+    assert!(
+        error.to_string().starts_with("snapshot m.tar, entry \"m/sys/large\": the file has 16777217 bytes")
+    );
+}
+
+#[test]
+fn a_written_snapshot_is_read_back_from_its_directory() {
+    let directory = tempfile::tempdir().unwrap();
+    let snapshot = machine().load().unwrap();
+    let root = directory.path().join("around/m");
+    snapshot.write_to(&root).unwrap();
+    let vendor = fs::read(root.join("sys/class/card1/vendor")).unwrap();
+    assert_eq!(vendor, b"0x1002\n", "an absolute link leads into the directory");
+    for path in [&root, &directory.path().join("around")] {
+        let read = Snapshot::open(path).unwrap();
+        assert_eq!(read.get("/sys/devices/x/vendor").cloned(), file("0x1002\n"));
+        assert_eq!(read.get("/sys/class/card1"), Some(&Entry::Link("../../sys/devices/x".into())));
+        assert_eq!(read.get("/dev/dri/card0"), None, "nodes are not written");
+        assert_eq!(read.len(), snapshot.len() - 2);
+    }
+    let again = snapshot.write_to(&root).unwrap_err();
+    assert!(matches!(again, SnapshotError::Write { .. }), "existing files are not replaced: {again:?}");
+}
+
+#[test]
+fn a_directory_is_checked_as_an_archive_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let none = Snapshot::open(directory.path()).unwrap_err();
+    assert!(matches!(none, SnapshotError::NoSysfs { .. }), "{none:?}");
+    fs::create_dir(directory.path().join("sys")).unwrap();
+    std::os::unix::fs::symlink("../../etc", directory.path().join("sys/out")).unwrap();
+    let error = Snapshot::open(directory.path()).unwrap_err();
+    assert!(
+        error.to_string().contains("entry \"sys/out\": the link's target \"../../etc\" leaves"),
+        "{error}"
+    );
+    let missing = Snapshot::open(&directory.path().join("none.tar")).unwrap_err();
+    assert!(matches!(missing, SnapshotError::Open { .. }), "{missing:?}");
+}
+
+fn recorded_machines() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/hardware")
+}
+
+#[test]
+fn every_recorded_machine_is_read() {
+    let Ok(archives) = fs::read_dir(recorded_machines()) else {
+        println!("skipped: {} with recorded machines does not exist", recorded_machines().display());
+        return;
+    };
+    for archive in archives {
+        let path = archive.unwrap().path();
+        if !path.to_string_lossy().contains(".tar") {
+            continue;
+        }
+        let snapshot = Snapshot::open(&path).unwrap_or_else(|error| panic!("{error}"));
+        assert!(snapshot.len() > 500, "{}", path.display());
+        assert!(matches!(snapshot.get("/proc/cpuinfo"), Some(Entry::File(_))), "{}", path.display());
+        // Writing the others as well would take seconds and show nothing else.
+        if path.ends_with("ghw-linux-amd64-accel.tar.gz") {
+            let directory = tempfile::tempdir().unwrap();
+            snapshot.write_to(directory.path()).unwrap();
+            assert_eq!(Snapshot::open(directory.path()).unwrap().len(), snapshot.len());
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! The attributes of Kubernetes that every driver's PCI devices get from the host: address, PCIe root and NUMA node, by the device's
+//! identity. What a driver publishes itself stays. Blocking functions, not for async threads.
+//!
+//! Names and values are those of `k8s.io/dynamic-resource-allocation/deviceattribute`, which other drivers use.
+
+use std::collections::BTreeMap;
+
+use nodedock_core::sysfs::SysfsRoot;
+use nodedock_core::sysfs::pci::PciAddress;
+use nodedock_model::{AttributeValue, Device, Inventory, QualifiedName, limit};
+
+const ADDRESS: &str = "resource.kubernetes.io/pciBusID";
+const ROOT: &str = "resource.kubernetes.io/pcieRoot";
+const NUMA_NODE: &str = "resource.kubernetes.io/numaNode";
+/// Identity strings of PCI functions begin with it.
+const IDENTITY: &str = "pci:";
+/// NUMA nodes that Linux can have.
+const NUMA_NODES_MAX: usize = 1024;
+
+/// The form of the NUMA node's attribute (KEP-6072).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum NumaNodeForm {
+    /// A number.
+    #[default]
+    Number,
+    /// The number, and those of the nearest other nodes of its socket. A server without list attributes refuses it.
+    List,
+}
+
+/// Adds what is missing: to devices that are one PCI function everything, and to others the attribute of the NUMA nodes that they name.
+pub(super) fn add(sysfs: &SysfsRoot, form: NumaNodeForm, inventory: &mut Inventory) {
+    let mut near = BTreeMap::new();
+    for device in inventory.pools.values_mut().flat_map(|pool| pool.devices.values_mut()) {
+        if let Some(address) = only_function(device) {
+            add_text(device, ADDRESS, || Some(address.as_str().to_owned()));
+            add_text(device, ROOT, || root(sysfs, &address));
+            if device.numa_nodes.is_empty() {
+                device.numa_nodes.extend(numa_node(sysfs, &address));
+            }
+        }
+        let nodes = match (&device.numa_nodes[..], form) {
+            ([node], NumaNodeForm::Number) => AttributeValue::Int(i64::from(*node)),
+            ([node], NumaNodeForm::List) => {
+                let nodes = near.entry(*node).or_insert_with(|| with_nearest(sysfs, *node));
+                AttributeValue::Ints(nodes.clone())
+            }
+            (nodes @ [_, _, ..], NumaNodeForm::List) => {
+                AttributeValue::Ints(nodes.iter().copied().map(i64::from).collect())
+            }
+            // Several are no number.
+            ([], _) | (_, NumaNodeForm::Number) => continue,
+        };
+        add_attribute(device, NUMA_NODE, || Some(nodes));
+    }
+}
+
+/// The function that a device is, if it is one. The attributes have no form for domains of more than four digits, as of Intel VMD.
+fn only_function(device: &Device) -> Option<PciAddress> {
+    let mut functions = device.identity.iter().filter_map(|identity| identity.strip_prefix(IDENTITY));
+    let only = functions.next().filter(|_| functions.next().is_none())?;
+    only.parse().ok().filter(|_| only.len() == "0000:00:00.0".len())
+}
+
+fn add_text(device: &mut Device, name: &str, value: impl FnOnce() -> Option<String>) {
+    add_attribute(device, name, || value().map(AttributeValue::Text));
+}
+
+/// Adds an attribute, unless the device has it or no room for it.
+fn add_attribute(device: &mut Device, name: &str, value: impl FnOnce() -> Option<AttributeValue>) {
+    let name = QualifiedName::new(name).expect("the name is one of the API");
+    let values: usize = device.attributes.values().map(AttributeValue::count).sum();
+    let has_room = device.attributes.len() + device.capacities.len() < limit::ATTRIBUTES_MAX;
+    if device.attributes.contains_key(&name) || !has_room {
+        return;
+    }
+    let value = value().filter(|value| values + value.count() <= limit::ATTRIBUTE_VALUES_MAX);
+    device.attributes.extend(value.map(|value| (name, value)));
+}
+
+fn directory(address: &PciAddress) -> String {
+    format!("bus/pci/devices/{}", address.as_str())
+}
+
+/// The first directory of the function's path below `/sys/devices`.
+fn root(sysfs: &SysfsRoot, address: &PciAddress) -> Option<String> {
+    let path = sysfs.resolve(&directory(address)).ok()?;
+    let below = path.strip_prefix("devices/")?;
+    let root = below.split('/').next()?;
+    (root.starts_with("pci") && below.ends_with(address.as_str())).then(|| root.to_owned())
+}
+
+/// None: it has none, or the kernel does not know it (-1).
+fn numa_node(sysfs: &SysfsRoot, address: &PciAddress) -> Option<u32> {
+    number(sysfs, &format!("{}/numa_node", directory(address)))
+}
+
+/// A node, and the nodes at the least distance from it that are not known to be of another socket.
+fn with_nearest(sysfs: &SysfsRoot, node: u32) -> Vec<i64> {
+    let mut nodes = vec![i64::from(node)];
+    let distances = text(sysfs, &format!("devices/system/node/node{node}/distance")).unwrap_or_default();
+    let distances: Option<Vec<u32>> =
+        distances.split_whitespace().take(NUMA_NODES_MAX).map(|distance| distance.parse().ok()).collect();
+    let distances = distances.filter(|all| (node as usize) < all.len()).unwrap_or_default();
+    let others = || (0..).zip(&distances).filter(|(other, _)| *other != node);
+    let least = others().map(|(_, distance)| distance).min();
+    let here = socket(sysfs, node);
+    let is_here = |other: u32| here.is_none() || socket(sysfs, other).is_none_or(|there| Some(there) == here);
+    let nearest = others().filter(|(other, distance)| Some(*distance) == least && is_here(*other));
+    nodes.extend(nearest.map(|(other, _)| i64::from(other)));
+    nodes
+}
+
+/// The socket of a node's first CPU.
+fn socket(sysfs: &SysfsRoot, node: u32) -> Option<u32> {
+    let cpus = text(sysfs, &format!("devices/system/node/node{node}/cpulist"))?;
+    let first = cpus.split([',', '-']).next()?.parse::<u32>().ok()?;
+    number(sysfs, &format!("devices/system/cpu/cpu{first}/topology/physical_package_id"))
+}
+
+fn number(sysfs: &SysfsRoot, path: &str) -> Option<u32> {
+    text(sysfs, path)?.parse().ok()
+}
+
+fn text(sysfs: &SysfsRoot, path: &str) -> Option<String> {
+    Some(String::from_utf8(sysfs.read(path).ok()?).ok()?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::path::Path;
+
+    use super::*;
+    use nodedock_model::{DeviceName, Pool, PoolName};
+
+    const ADDRESS_OF_GPU: &str = "0000:3b:00.0";
+
+    fn write(root: &Path, path: &str, value: &str) {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, format!("{value}\n")).unwrap();
+    }
+
+    /// Two sockets with two nodes each, and a node without CPUs; a GPU at node 1.
+    fn machine() -> (tempfile::TempDir, SysfsRoot) {
+        let dir = tempfile::tempdir().unwrap();
+        let gpu = format!("devices/pci0000:3a/0000:3a:01.0/{ADDRESS_OF_GPU}");
+        write(dir.path(), &format!("{gpu}/numa_node"), "1");
+        fs::create_dir_all(dir.path().join("bus/pci/devices")).unwrap();
+        let link = dir.path().join("bus/pci/devices").join(ADDRESS_OF_GPU);
+        symlink(format!("../../../{gpu}"), link).unwrap();
+        for (node, cpus, distance) in [
+            (0, "0-1", "10 12 12 20 12"),
+            (1, "2-3", "12 10 12 20 12"),
+            (2, "4", "12 12 10 12 20"),
+            (3, "6", "20 20 12 10 20"),
+            (4, "", "12 12 20 20 10"),
+        ] {
+            write(dir.path(), &format!("devices/system/node/node{node}/cpulist"), cpus);
+            write(dir.path(), &format!("devices/system/node/node{node}/distance"), distance);
+        }
+        for (cpu, socket) in [(0, "0"), (2, "0"), (4, "1"), (6, "1")] {
+            write(dir.path(), &format!("devices/system/cpu/cpu{cpu}/topology/physical_package_id"), socket);
+        }
+        let sysfs = SysfsRoot::open_simulated(dir.path()).unwrap();
+        (dir, sysfs)
+    }
+
+    fn device(identity: &[&str]) -> Device {
+        Device { identity: identity.iter().map(ToString::to_string).collect(), ..Device::default() }
+    }
+
+    fn added(device: Device, form: NumaNodeForm) -> Device {
+        let (_dir, sysfs) = machine();
+        let (pool, name) = (PoolName::new("p").unwrap(), DeviceName::new("d").unwrap());
+        let devices = BTreeMap::from([(name.clone(), device)]);
+        let pools = BTreeMap::from([(pool.clone(), Pool { devices, ..Pool::default() })]);
+        let mut inventory = Inventory { pools };
+        add(&sysfs, form, &mut inventory);
+        inventory.pools.remove(&pool).unwrap().devices.remove(&name).unwrap()
+    }
+
+    fn attributes(device: &Device) -> Vec<(String, AttributeValue)> {
+        device.attributes.iter().map(|(name, value)| (name.to_string(), value.clone())).collect()
+    }
+
+    fn text(value: &str) -> AttributeValue {
+        AttributeValue::Text(value.to_owned())
+    }
+
+    #[test]
+    fn a_function_has_its_address_root_and_numa_node() {
+        let gpu = added(device(&["pci:0000:3b:00.0", "uuid:1"]), NumaNodeForm::Number);
+        let expected = [
+            (NUMA_NODE.to_owned(), AttributeValue::Int(1)),
+            (ADDRESS.to_owned(), text(ADDRESS_OF_GPU)),
+            (ROOT.to_owned(), text("pci0000:3a")),
+        ];
+        assert_eq!((attributes(&gpu), gpu.numa_nodes), (expected.to_vec(), vec![1]));
+        let several = Device { numa_nodes: vec![0, 1], ..Device::default() };
+        assert_eq!(added(several.clone(), NumaNodeForm::Number), several, "several are no number");
+    }
+
+    #[test]
+    fn the_list_has_the_nearest_nodes_of_the_socket_and_those_of_an_unknown_one() {
+        let gpu = added(device(&["pci:0000:3b:00.0"]), NumaNodeForm::List);
+        assert_eq!(attributes(&gpu)[0], (NUMA_NODE.to_owned(), AttributeValue::Ints(vec![1, 0, 4])));
+        let other = added(Device { numa_nodes: vec![7], ..Device::default() }, NumaNodeForm::List);
+        assert_eq!(
+            attributes(&other)[0].1,
+            AttributeValue::Ints(vec![7]),
+            "the kernel does not know the node"
+        );
+        let several = added(Device { numa_nodes: vec![3, 1], ..Device::default() }, NumaNodeForm::List);
+        assert_eq!(attributes(&several)[0].1, AttributeValue::Ints(vec![3, 1]));
+    }
+
+    #[test]
+    fn what_a_driver_publishes_stays_and_a_device_that_is_no_single_function_gets_nothing() {
+        let mut own = device(&["pci:0000:3b:00.0"]);
+        own.attributes.insert(QualifiedName::new(ROOT).unwrap(), text("pci0000:00"));
+        own.numa_nodes = vec![0];
+        let own = added(own, NumaNodeForm::Number);
+        assert_eq!(attributes(&own)[2], (ROOT.to_owned(), text("pci0000:00")));
+        assert_eq!(own.numa_nodes, [0]);
+        let group = ["pci:0000:3b:00.0", "pci:0000:3b:00.1"];
+        for identity in [&[][..], &["pci:somewhere"], &["pci:10000:3b:00.0"], &["uuid:1"], &group] {
+            assert_eq!(added(device(identity), NumaNodeForm::List), device(identity));
+        }
+        let gone = added(device(&["pci:0000:99:00.0"]), NumaNodeForm::Number);
+        assert_eq!(attributes(&gone), [(ADDRESS.to_owned(), text("0000:99:00.0"))]);
+    }
+
+    #[test]
+    fn a_full_device_keeps_its_attributes() {
+        let mut full = device(&["pci:0000:3b:00.0"]);
+        let names = (0..limit::ATTRIBUTES_MAX - 1).map(|n| QualifiedName::new(format!("a{n}")).unwrap());
+        full.attributes = names.map(|name| (name, AttributeValue::Bool(true))).collect();
+        let full = added(full, NumaNodeForm::Number);
+        assert_eq!(full.attributes.len(), limit::ATTRIBUTES_MAX);
+        assert!(full.attributes.contains_key(&QualifiedName::new(ADDRESS).unwrap()));
+    }
+}

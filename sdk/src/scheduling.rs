@@ -1,0 +1,85 @@
+//! What the scheduler knows about devices beyond the inventory (`resource.k8s.io/v1`).
+
+/// How much of a resource of the node a device stands for (KEP-5517).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AllocatableMapping {
+    /// This quantity for each allocated device.
+    PerDevice(String),
+    /// The consumed amount of a capacity, times the multiplier.
+    PerCapacity {
+        /// Name as in the inventory.
+        capacity: String,
+        /// Quantity.
+        multiplier: String,
+    },
+}
+
+/// What a device takes of a resource of the node (KEP-5517). It has a mapping or an overhead.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeAllocatable {
+    /// `cpu`, `memory`, `hugepages-2Mi`; never an extended resource.
+    pub resource: String,
+    /// How much the device stands for.
+    pub mapping: Option<AllocatableMapping>,
+    /// Overhead once for each pod that uses the claim.
+    pub per_pod: Option<String>,
+    /// Overhead for each container that uses the claim.
+    pub per_container: Option<String>,
+}
+
+/// Groups of a consumed counter set (KEP-5963): devices that draw on one set are allocated together only with a common group.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Compatibility {
+    /// Set of counters that the device consumes.
+    pub counter_set: String,
+    /// DNS labels, at most 2.
+    pub groups: Vec<String>,
+}
+
+/// Additions to one device of the inventory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeviceScheduling {
+    /// Pool of the device.
+    pub pool: String,
+    /// Name of the device.
+    pub device: String,
+    /// The allocation is for the chosen node only (KEP-5007).
+    pub binds_to_node: bool,
+    /// Condition types that must be true before the pod is bound: at most 4.
+    pub binding_conditions: Vec<String>,
+    /// Condition types that say that binding failed: at most 4.
+    pub binding_failure_conditions: Vec<String>,
+    /// At most 8.
+    pub node_allocatable: Vec<NodeAllocatable>,
+    /// At most one for each consumed counter set.
+    pub compatibility: Vec<Compatibility>,
+}
+
+/// Calls of the driver that the kubelet may leave out (KEP-5945).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeOperations {
+    /// Leaves out prepare, and only together with unprepare. Containers then get nothing of this driver.
+    pub prepare: bool,
+    /// Leaves out unprepare.
+    pub unprepare: bool,
+}
+
+/// Additions to one pool of the inventory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PoolScheduling {
+    /// Name of the pool.
+    pub pool: String,
+    /// Attribute (named as in the inventory) that names the type of each partition (KEP-4815).
+    pub partition_type_attribute: Option<String>,
+    /// Calls that the kubelet may leave out.
+    pub skip_node_operations: NodeOperations,
+}
+
+/// Additions to an inventory. Devices and pools that are not listed get nothing; each must be in the inventory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Additions {
+    /// Additions to devices.
+    pub devices: Vec<DeviceScheduling>,
+    /// Additions to pools.
+    pub pools: Vec<PoolScheduling>,
+}

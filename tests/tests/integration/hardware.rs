@@ -1,0 +1,237 @@
+//! The daemon on a recorded machine: a real driver binds PCI functions there, and the host restores them without it.
+
+use std::path::PathBuf;
+
+use nodedock_proto::node::v1;
+use nodedock_tests::compose::{claim, pod, request};
+use nodedock_tests::drivers::{Form, side_file, wasm};
+use nodedock_tests::machine::skip;
+use nodedock_tests::recorded::{Recorded, archives, kernel_driver};
+use nodedock_tests::{Daemon, Options, Root};
+
+const NAME: &str = "vfio-pci.nodedock.dev";
+const GPU: &str = "0000:01:00.0";
+const AUDIO: &str = "0000:01:00.1";
+const NIC: &str = "0000:02:00.0";
+const CONFIG: &str = "pools: [{name: gpu, select: [{class: \"0x03\"}, {class: \"0x0403\"}]}, {name: nic, select: [{class: \"0x02\"}]}]";
+
+/// A GPU with its audio function in one IOMMU group, and a network card without any.
+fn machine(root: &Root) -> Recorded {
+    let machine =
+        Recorded::new(&root.path().join("machine"), &["vfio-pci", "amdgpu", "snd_hda_intel", "igb"]);
+    machine
+        .function(GPU, "0x030000", "amdgpu", Some(7))
+        .function(AUDIO, "0x040300", "snd_hda_intel", Some(7))
+        .function(NIC, "0x020000", "igb", None);
+    machine
+}
+
+struct Scene {
+    daemon: Daemon,
+    sys: PathBuf,
+}
+
+impl Scene {
+    async fn start() -> Self {
+        Self::start_with(|_| {}).await
+    }
+
+    async fn start_with(change: impl FnOnce(&Recorded)) -> Self {
+        let root = Root::new();
+        let machine = machine(&root);
+        change(&machine);
+        Self::of(root, &machine, "vfio-pci", NAME, CONFIG).await
+    }
+
+    /// A daemon on a machine, with one driver.
+    async fn of(root: Root, machine: &Recorded, file: &str, name: &str, config: &str) -> Self {
+        let sys = root.path().join("run/nodedock/hardware/sys");
+        root.drop_in(&format!("{file}.grant.yaml"), side_file(file, "grant"));
+        root.drop_in(&format!("{file}.config.yaml"), config);
+        root.drop_in(&format!("{file}.wasm"), wasm(file, Form::Core));
+        let options = Options::default().arg("--hardware", machine.path().to_string_lossy());
+        let daemon = Daemon::start_on(root, options).await;
+        daemon.until_serving(name).await;
+        Self { daemon, sys }
+    }
+
+    fn function(&self, address: &str) -> PathBuf {
+        self.sys.join("devices/pci0000:00").join(address)
+    }
+
+    fn drivers(&self) -> [String; 2] {
+        [GPU, AUDIO].map(|function| kernel_driver(&self.sys, function))
+    }
+}
+
+fn of_group(name: &str) -> v1::PreparePodRequest {
+    request(&pod(name), &[&claim("group", &[&format!("{NAME}/gpu/0000-01-00-0")])])
+}
+
+const OWN: [&str; 2] = ["amdgpu", "snd_hda_intel"];
+const VFIO: [&str; 2] = ["vfio-pci", "vfio-pci"];
+
+#[tokio::test]
+async fn a_group_is_bound_while_a_claim_uses_it() {
+    let scene = Scene::start().await;
+    assert!(scene.daemon.node().await.recorded_hardware, "an operator sees that it is not the node's own");
+    let devices = scene.daemon.devices().await;
+    assert_eq!(devices.iter().map(|device| device.name.as_str()).collect::<Vec<_>>(), ["0000-01-00-0"]);
+    scene.daemon.prepared(of_group("one")).await;
+    assert_eq!(scene.drivers(), VFIO);
+    let files: Vec<_> =
+        std::fs::read_dir(scene.daemon.cdi()).unwrap().map(|file| file.unwrap().path()).collect();
+    let spec: String = files.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect();
+    assert!(spec.contains("/dev/vfio/7") && spec.contains("/dev/vfio/vfio"), "{spec}");
+    scene.daemon.unprepare(&pod("one")).await;
+    assert_eq!(scene.drivers(), OWN);
+    scene.daemon.assert_empty().await;
+}
+
+#[tokio::test]
+async fn a_function_that_the_node_uses_keeps_its_kernel_driver() {
+    let scene = Scene::start_with(|machine| {
+        machine.value(AUDIO, "boot_vga", "1");
+    })
+    .await;
+    let problem = scene.daemon.refused_as(of_group("one"), "denied", "function-in-use").await;
+    assert!(problem.message.contains(AUDIO) && problem.message.contains("console"), "{}", problem.message);
+    assert_eq!(scene.drivers(), OWN, "the whole group or nothing");
+    scene.daemon.assert_empty().await;
+}
+
+#[tokio::test]
+async fn a_bind_that_fails_in_the_middle_of_a_group_is_undone() {
+    let scene = Scene::start().await;
+    // The kernel takes the first function, and the second has no file for the override.
+    std::fs::remove_file(scene.function(AUDIO).join("driver_override")).unwrap();
+    let problem = scene.daemon.refused(of_group("one")).await;
+    assert_eq!(problem.kind, "not-found", "{problem:?}");
+    assert_eq!(scene.drivers(), OWN);
+}
+
+#[tokio::test]
+async fn bindings_outlive_a_crash_and_are_restored_when_an_operator_releases_the_claim() {
+    let mut scene = Scene::start().await;
+    scene.daemon.prepared(of_group("one")).await;
+    scene.daemon.crash().await;
+    scene.daemon.until_serving(NAME).await;
+    assert_eq!(scene.drivers(), VFIO);
+    scene.daemon.take_out("vfio-pci.wasm");
+    scene.daemon.until_gone(NAME).await;
+    let left = scene.daemon.unprepare_pod(&pod("one")).await;
+    assert!(left.claims.iter().all(|claim| claim.problem.is_some()), "{left:#?}");
+    let claim = v1::ObjectRef { namespace: "default".into(), name: "group".into(), uid: String::new() };
+    let release = v1::ReleaseClaimRequest { claim: Some(claim), dry_run: false };
+    scene.daemon.client().release_claim(release).await.unwrap();
+    assert_eq!(scene.drivers(), OWN, "without the driver");
+}
+
+#[tokio::test]
+async fn a_snapshot_that_is_none_ends_the_start_with_a_sentence() {
+    let root = Root::new();
+    let file = root.write("broken.tar", [0x1f, 0x8b, 0, 0]);
+    let output = root.command().arg("run").arg("--hardware").arg(&file).output().await.unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && text.contains("broken.tar"), "{text}");
+}
+
+const SRIOV: &str = "sriov.nodedock.dev";
+const PF: &str = "0000:05:00.0";
+const SRIOV_CONFIG: &str =
+    "pools: [{name: vf, select: [{addresses: [\"0000:05:00.0\"]}], vfs: 4, mode: vfio}]";
+
+/// A network card without virtual functions.
+async fn card(vfs: &str) -> Scene {
+    let root = Root::new();
+    let machine = Recorded::new(&root.path().join("machine"), &["vfio-pci", "mlx5_core"]);
+    machine
+        .function(PF, "0x020000", "mlx5_core", Some(9))
+        .value(PF, "sriov_totalvfs", vfs)
+        .value(PF, "sriov_numvfs", "0")
+        .value(PF, "sriov_offset", "1")
+        .value(PF, "sriov_stride", "1")
+        .value(PF, "sriov_vf_device", "101e")
+        .value(PF, "sriov_drivers_autoprobe", "1");
+    Scene::of(root, &machine, "sriov", SRIOV, SRIOV_CONFIG).await
+}
+
+fn of_vf(name: &str, vf: &str) -> v1::PreparePodRequest {
+    request(&pod(name), &[&claim(name, &[&format!("{SRIOV}/vf/{vf}")])])
+}
+
+#[tokio::test]
+async fn virtual_functions_are_there_while_a_claim_uses_one() {
+    let scene = card("8").await;
+    let count =
+        || std::fs::read_to_string(scene.function(PF).join("sriov_numvfs")).unwrap().trim().to_owned();
+    assert_eq!(scene.daemon.devices().await.len(), 4, "by the addresses that they will have");
+    scene.daemon.prepared(of_vf("one", "0000-05-00-1")).await;
+    assert_eq!((count().as_str(), kernel_driver(&scene.sys, "0000:05:00.1").as_str()), ("4", "vfio-pci"));
+    scene.daemon.prepared(of_vf("two", "0000-05-00-4")).await;
+    scene.daemon.unprepare(&pod("one")).await;
+    assert_eq!(count(), "4", "the other claim uses one");
+    scene.daemon.unprepare(&pod("two")).await;
+    assert_eq!(count(), "0");
+    scene.daemon.assert_empty().await;
+}
+
+#[tokio::test]
+async fn virtual_functions_that_the_kernel_does_not_make_are_a_refusal() {
+    let scene = card("8").await;
+    // The card has fewer of them since the driver looked.
+    std::fs::write(scene.function(PF).join("sriov_totalvfs"), "2\n").unwrap();
+    let problem = scene.daemon.refused(of_vf("one", "0000-05-00-4")).await;
+    assert!(!problem.message.is_empty(), "{problem:?}");
+    assert_eq!(std::fs::read_to_string(scene.function(PF).join("sriov_numvfs")).unwrap().trim(), "0");
+    scene.daemon.assert_empty().await;
+}
+
+/// Example drivers with configs that offer all that they can.
+const EVERY_DRIVER: [(&str, &str, &str); 5] = [
+    ("gpu", "gpu.nodedock.dev", "{}"),
+    ("pci", "pci.nodedock.dev", "{}"),
+    ("sriov", SRIOV, "pools: [{name: vf, select: [{addresses: [\"*\"]}], vfs: 2, mode: vfio}]"),
+    ("udev", "udev.nodedock.dev", "pools: [{name: serial, kind: serial}, {name: usb, kind: usb}]"),
+    ("vfio-pci", NAME, "pools: [{name: all, select: [{addresses: [\"*\"]}]}]"),
+];
+
+/// Devices of each driver that are prepared on each machine.
+const PREPARED_MAX: usize = 3;
+
+#[tokio::test]
+async fn every_driver_serves_on_every_recorded_machine() {
+    let archives = match archives() {
+        Ok(archives) => archives,
+        Err(why) => return skip("drivers on recorded machines", &why),
+    };
+    let mut prepared = 0;
+    for archive in archives {
+        let root = Root::new();
+        for (file, _, config) in EVERY_DRIVER {
+            root.drop_in(&format!("{file}.grant.yaml"), side_file(file, "grant"));
+            root.drop_in(&format!("{file}.config.yaml"), config);
+            root.drop_in(&format!("{file}.wasm"), wasm(file, Form::Core));
+        }
+        let options = Options::default().arg("--hardware", archive.to_string_lossy());
+        let daemon = Daemon::start_on(root, options).await;
+        for (_, name, _) in EVERY_DRIVER {
+            daemon.until_serving(name).await;
+        }
+        let devices = daemon.devices().await;
+        for (_, name, _) in EVERY_DRIVER {
+            for device in devices.iter().filter(|device| device.driver == name).take(PREPARED_MAX) {
+                let path = format!("{name}/{}/{}", device.pool, device.name);
+                let answer = daemon.prepare(request(&pod("one"), &[&claim("one", &[&path])])).await;
+                let problem = answer.claims.iter().find_map(|claim| claim.problem.as_ref());
+                prepared += usize::from(problem.is_none());
+                // A refusal names its reason; none is a defect of the driver or of the host.
+                let is_refusal = problem.is_none_or(|problem| problem.kind != "internal");
+                assert!(is_refusal, "{} on {}: {problem:?}", path, archive.display());
+                daemon.unprepare(&pod("one")).await;
+            }
+        }
+        daemon.assert_empty().await;
+    }
+    assert!(prepared > 10, "{prepared} devices of all machines could be prepared");
+}
