@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::{AllocatedDevice, Claim, ContainerEdits, Problem};
+use crate::{AllocatedDevice, Attribute, AttributeValue, Claim, ContainerEdits, Problem};
 
 /// Status of a condition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,7 +41,7 @@ pub struct NetworkData {
 }
 
 /// Status of the device, which the host publishes in the claim's `status.devices`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeviceStatus {
     /// Conditions of the device.
     pub conditions: Vec<Condition>,
@@ -49,10 +49,34 @@ pub struct DeviceStatus {
     pub data: Option<String>,
     /// Network data.
     pub network: Option<NetworkData>,
+    /// Attributes for the file in which a container reads its devices, where they take precedence over those of the inventory: together at
+    /// most 32. The claim's `status.devices` does not have them.
+    pub attributes: Vec<Attribute>,
+}
+
+impl DeviceStatus {
+    /// Creates a status without content.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds an attribute for the file in which a container reads its devices.
+    ///
+    /// ```
+    /// use nodedock_sdk::DeviceStatus;
+    ///
+    /// let status = DeviceStatus::new().attribute("partition", "1g.10gb");
+    /// assert_eq!(status.attributes[0].name, "partition");
+    /// ```
+    #[must_use]
+    pub fn attribute(mut self, name: impl Into<String>, value: impl Into<AttributeValue>) -> Self {
+        self.attributes.push(Attribute { name: name.into(), value: value.into() });
+        self
+    }
 }
 
 /// A prepared device and its container edits.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct PreparedDevice {
     /// Requests that this device satisfies: base names, without subrequests.
     pub requests: Vec<String>,
@@ -90,7 +114,7 @@ impl PreparedDevice {
 }
 
 /// The result of preparing a claim.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Prepared {
     /// One entry for every device of the claim.
     pub devices: Vec<PreparedDevice>,

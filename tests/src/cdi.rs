@@ -43,6 +43,14 @@ impl CdiFile {
             .collect()
     }
 
+    /// Every mount of the file, by its path on the node and in a container.
+    pub fn mounts(&self) -> Vec<(PathBuf, PathBuf)> {
+        let devices = self.spec["devices"].as_array().into_iter().flatten().chain([&self.spec]);
+        let mounts = devices.filter_map(|holder| holder["containerEdits"]["mounts"].as_array()).flatten();
+        let path = |mount: &Value, key: &str| PathBuf::from(mount[key].as_str().expect("a mount has paths"));
+        mounts.map(|mount| (path(mount, "hostPath"), path(mount, "containerPath"))).collect()
+    }
+
     /// Every environment variable of the file.
     pub fn env(&self) -> Vec<String> {
         let devices = self.spec["devices"].as_array().into_iter().flatten().chain([&self.spec]);

@@ -162,5 +162,5 @@ fn status() -> DeviceStatus {
     };
     // With white space, which is the driver's to choose.
     let data = Some("{ \"mtu\": 9000 }".to_owned());
-    DeviceStatus { conditions: vec![ready], data, network: Some(network) }
+    DeviceStatus { conditions: vec![ready], data, network: Some(network), attributes: Vec::new() }
 }

@@ -17,6 +17,7 @@ mod validate;
 mod tests;
 
 pub use catalog::{Collision, Touched};
+pub(crate) use directory::tag;
 pub use directory::{CdiDir, CdiError, OurFile};
 pub use identity::{Identity, IdentityDevice};
 pub use rebuild::{RebuildError, Rebuilt, rebuild};

@@ -5,6 +5,7 @@
 pub mod cdi;
 pub mod cdi_watch;
 pub mod checkpoint;
+pub mod device_metadata;
 pub mod driver;
 pub mod hardware;
 pub mod manager;

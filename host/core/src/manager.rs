@@ -29,6 +29,7 @@ use tokio::sync::{Notify, mpsc, watch};
 use crate::cdi::CdiDir;
 use crate::cdi_watch::SpecEvent;
 use crate::checkpoint::Checkpoint;
+use crate::device_metadata::{MetadataDir, MetadataSettings};
 use crate::driver::{Call, NodeFacts};
 use crate::hardware::Hardware;
 use crate::manager::claims::machine::UnprepareRequest;
@@ -82,6 +83,7 @@ pub struct ManagerSettings {
     pub host_root: PathBuf,
     /// Where the node has its devices.
     pub hardware: Hardware,
+    pub metadata: MetadataSettings,
     /// A kubelet allocates the devices of native device plugins, and knows alone which are free: requests for them are refused here.
     pub kubelet_allocates: bool,
 }
@@ -116,6 +118,7 @@ pub struct Manager {
     checkpoint: Checkpoint,
     values: Arc<RecordedValues>,
     cdi: CdiDir,
+    metadata: MetadataDir,
     registry: Registry,
     source: Arc<dyn ClaimSource>,
     settings: ManagerSettings,
@@ -190,6 +193,7 @@ impl Manager {
             checkpoint,
             values,
             cdi,
+            metadata: MetadataDir::new(&settings.metadata.directory),
             registry,
             source,
             settings,

@@ -33,6 +33,7 @@ use nodedock_base::watched;
 use nodedock_core::cdi::CdiDir;
 use nodedock_core::cdi_watch;
 use nodedock_core::checkpoint::Checkpoint;
+use nodedock_core::device_metadata::{self, MetadataSettings};
 use nodedock_core::driver::NodeFacts;
 use nodedock_core::hardware::Hardware;
 use nodedock_core::manager::claims::RecordedValues;
@@ -44,7 +45,7 @@ use nodedock_core::manager::{Manager, ManagerParts, ManagerSettings};
 use nodedock_core::registry::Registry;
 use nodedock_core::sysfs::SysfsTree;
 use nodedock_kube::client::KubeClient;
-use nodedock_model::{PodAllocation, Problem, ProblemCode, limit};
+use nodedock_model::{PodAllocation, PoolNames, Problem, ProblemCode, limit};
 use nodedock_native::endpoints::Endpoints;
 use nodedock_native::grpc::PluginTimes;
 use nodedock_native::plugins::Plugins;
@@ -421,6 +422,14 @@ fn manager_settings(config: &Config, node: NodeFacts) -> ManagerSettings {
         numa_nodes: nodes.and_then(|text| devices::parse_nodes(&text)).unwrap_or_else(|| vec![0]),
         host_root: config.hardware.root().to_owned(),
         hardware: config.hardware.clone(),
+        metadata: MetadataSettings {
+            is_enabled: config.file.device_metadata.unwrap_or(true),
+            directory: device_metadata::directory_beside(&config.paths.cdi, &config.paths.identity()),
+            pools: config
+                .kubernetes
+                .as_ref()
+                .map(|kubernetes| PoolNames { node: kubernetes.node_name.clone() }),
+        },
         kubelet_allocates: config.kubernetes.is_some(),
     }
 }

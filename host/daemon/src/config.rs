@@ -29,6 +29,8 @@ pub struct ConfigFile {
     /// Directories in which container runtimes look for CDI specs, by priority, as in their own configs.
     #[serde(deserialize_with = "values::directories")]
     pub cdi_spec_dirs: Option<Vec<PathBuf>>,
+    /// Whether containers get files with the attributes of their devices (KEP-5304); true unless set.
+    pub device_metadata: Option<bool>,
     pub claims: ClaimsSection,
     pub admin: AdminSection,
     pub kubernetes: KubernetesSection,
@@ -91,6 +93,7 @@ impl ConfigFile {
             ("nodeName", self.node_name != started.node_name),
             ("cdiDir", self.cdi_dir != started.cdi_dir),
             ("cdiSpecDirs", self.cdi_spec_dirs != started.cdi_spec_dirs),
+            ("deviceMetadata", self.device_metadata != started.device_metadata),
             ("claims", self.claims != started.claims),
             ("admin", self.admin != started.admin),
             ("kubernetes", self.kubernetes != started.kubernetes),

@@ -1,33 +1,10 @@
-//! Names of pools on a Kubernetes node: the API server has each with the node's name before it, and drivers know their own without.
-//!
-//! A driver gives its pools the same names on every node, and the API identifies a device by driver, pool and device alone: if two nodes
-//! published the same pool, a device allocated on one would count as allocated on the other. So the published name starts with the
-//! node's name, unless the driver itself names its pool after the node. A native plugin publishes its pools by itself, and their names
-//! are left as they are.
+//! Names of the pools of this node's drivers. A native plugin publishes its pools by itself, and their names are left as they are; those of
+//! other drivers are published by `PoolNames`.
 
 use nodedock_core::registry::Registry;
-use nodedock_model::{Claim, DriverKind, DriverName, NameError, ObjectName, PoolName};
+use nodedock_model::{Claim, DriverKind, DriverName, PoolName};
 
-/// How the names of pools in the API, `NODE/POOL`, derive from the drivers' names.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PoolNames {
-    pub node: ObjectName,
-}
-
-impl PoolNames {
-    /// Returns the name in the API. Fails if it is longer than a name may be.
-    pub fn published(&self, pool: &PoolName) -> Result<PoolName, NameError> {
-        if pool.as_str() == self.node.as_str() {
-            return Ok(pool.clone());
-        }
-        PoolName::new(format!("{}/{pool}", self.node))
-    }
-
-    /// Returns the driver's name of a published pool. A pool of another node keeps its name, which no driver here has.
-    pub fn local<'a>(&self, pool: &'a str) -> &'a str {
-        pool.strip_prefix(self.node.as_str()).and_then(|rest| rest.strip_prefix('/')).unwrap_or(pool)
-    }
-}
+pub use nodedock_model::PoolNames;
 
 /// The pools of this node's drivers.
 #[derive(Clone)]
@@ -62,29 +39,5 @@ impl NodePools {
             }
         }
         claim
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_of_pools_are_different_on_each_node_and_can_be_reversed() {
-        let names = PoolNames { node: ObjectName::new("node-1").unwrap() };
-        for (own, published) in [
-            ("leds", "node-1/leds"),
-            ("node-1", "node-1"),
-            ("node-1/x", "node-1/node-1/x"),
-            ("node-2", "node-1/node-2"),
-        ] {
-            let own = PoolName::new(own).unwrap();
-            assert_eq!(names.published(&own).unwrap().as_str(), published);
-            assert_eq!(names.local(published), own.as_str());
-        }
-        assert_eq!(names.local("node-2/leds"), "node-2/leds");
-        assert_eq!(names.local("node-10"), "node-10");
-        let long = PoolName::new(["a".repeat(60).as_str(); 4].join(".")).unwrap();
-        assert!(PoolNames { node: ObjectName::new("n".repeat(60)).unwrap() }.published(&long).is_err());
     }
 }

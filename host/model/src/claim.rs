@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 use strum::{Display, EnumString, IntoStaticStr};
 
 use super::{
-    Consumer, DeviceName, DriverName, Edits, ExtendedResource, ObjectName, ObjectRef, PoolName, Uid,
+    AttributeValue, Consumer, DeviceName, DriverName, Edits, ExtendedResource, ObjectName, ObjectRef,
+    PoolName, QualifiedName, Uid,
 };
 
 /// The fields of a ResourceClaim that the node needs (`resource.k8s.io/v1`).
@@ -137,6 +138,9 @@ pub struct PreparedClaim {
     pub annotations: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty", with = "memo_text")]
     pub memo: Vec<u8>,
+    /// Counts the prepares with metadata files; 0 without such files.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub metadata_generation: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -151,6 +155,9 @@ pub struct PreparedDevice {
     pub access: DeviceAccess,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<DeviceStatus>,
+    /// Attributes for its metadata file, as a JSON object in the notation of `resource.k8s.io/v1`. `None`: the host writes none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attributes: Option<String>,
 }
 
 /// How a container gets access to a device: edits that the host renders as CDI, or CDI names of files that a native plugin wrote.
@@ -181,6 +188,10 @@ pub struct DeviceStatus {
     pub data: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkData>,
+    /// Attributes that the driver adds to those of its inventory, for the metadata file: they become part of
+    /// [`PreparedDevice::attributes`].
+    #[serde(skip)]
+    pub attributes: BTreeMap<QualifiedName, AttributeValue>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -259,6 +270,10 @@ pub struct ContainerClaim {
     /// `None`: every request of the claim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request: Option<String>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// Serializes memos as hexadecimal text.

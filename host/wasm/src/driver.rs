@@ -187,7 +187,7 @@ impl WasmDriver {
         let Some(claim) = claims.iter().find(|claim| claim.id.uid.as_str() == uid) else {
             return Ok(PreparedClaim::default());
         };
-        convert::prepared_claim(claim, prepared).map_err(|why| self.refused(why))
+        convert::prepared_claim(&self.info.name, claim, prepared).map_err(|why| self.refused(why))
     }
 
     /// Checks container edits against grant and node; in a thread of its own where that looks at file systems that may hang.

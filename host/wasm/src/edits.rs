@@ -43,10 +43,18 @@ const NEVER_MOUNTED: &[&str] = &[
     "/var/tmp",
 ];
 
-/// Never covered in a container: the kernel's own file systems, and files by which the dynamic loader runs code in every program, as
-/// some environment variables do that have to be granted by name.
-const NEVER_COVERED: &[&str] =
-    &["/proc", "/sys", "/etc/ld.so.preload", "/etc/ld.so.conf", "/etc/ld.so.conf.d"];
+/// Never covered in a container: the kernel's own file systems, files by which the dynamic loader runs code in every program, as
+/// some environment variables do that have to be granted by name, and what the host says of all drivers' devices (`/var/run` is a
+/// link to `/run` in most images).
+const NEVER_COVERED: &[&str] = &[
+    "/proc",
+    "/sys",
+    "/etc/ld.so.preload",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/run/kubernetes.io/dra-device-attributes",
+    nodedock_core::device_metadata::CONTAINER_DIR,
+];
 
 /// Options of a bind mount that remove permissions or say how it is made. None that adds permissions (`suid`, `dev`), and none that
 /// propagates mounts to the node (`shared`).

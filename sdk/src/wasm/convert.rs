@@ -231,7 +231,7 @@ same_fields!(ContainerEdits => wit::ContainerEdits: additional_gids; into intel_
     all env, device_nodes, mounts, net_devices, hooks);
 same_fields!(Condition => wit::Condition: kind, reason, message; into status; all);
 same_fields!(NetworkData => wit::NetworkData: interface_name, ips, hardware_address; into; all);
-same_fields!(DeviceStatus => wit::DeviceStatus: data; into network; all conditions);
+same_fields!(DeviceStatus => wit::DeviceStatus: data; into network; all conditions, attributes);
 same_fields!(PreparedDevice => wit::PreparedDevice: requests, pool, device, share_id; into edits, status; all);
 same_fields!(Prepared => wit::PreparedClaim: memo; into edits; all devices, annotations);
 

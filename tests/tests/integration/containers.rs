@@ -69,7 +69,9 @@ impl Drop for Leftovers {
     fn drop(&mut self) {
         for path in &self.0 {
             // Unprepare should have removed it.
-            let _ = std::fs::remove_file(path);
+            let _ = std::fs::remove_file(path).or_else(|_| std::fs::remove_dir_all(path));
+            // The directory of this daemon's metadata.
+            let _ = path.parent().map(std::fs::remove_dir);
         }
     }
 }
@@ -98,7 +100,10 @@ async fn a_container_sees_the_devices_and_the_environment_that_were_prepared() {
     let entries = std::fs::read_dir(CDI_DIR).unwrap().map(|entry| entry.unwrap().path());
     let files: Vec<_> =
         entries.filter_map(|path| CdiFile::read(&path)).filter(|f| f.claim_uid() == uid).collect();
-    let leftovers = Leftovers(files.iter().map(|file| file.path.clone()).collect());
+    let mut leftovers = Leftovers(files.iter().map(|file| file.path.clone()).collect());
+    let metadata: Vec<_> = files.iter().flat_map(CdiFile::mounts).collect();
+    let directories = metadata.iter().map(|(path, _)| path.parent().unwrap().to_owned());
+    leftovers.0.extend(directories.collect::<Vec<_>>());
     assert_eq!(files.len(), 2);
 
     let names = answer["containers"][0]["cdiDevices"].as_array().unwrap();
@@ -110,6 +115,15 @@ async fn a_container_sees_the_devices_and_the_environment_that_were_prepared() {
         assert!(seen.lines().any(|line| line == variable), "{variable} in {seen}");
     }
     assert!(seen.contains("MOCK_GPU_1=GPU-"), "{seen}");
+
+    assert_eq!(metadata.len(), 2);
+    for (on_node, in_container) in &metadata {
+        let shown = in_container.display();
+        let read = podman.run(&daemon, &names, &format!("busybox cat {shown}")).await.unwrap();
+        assert!(read == std::fs::read_to_string(on_node).unwrap() && read.contains(uid), "{read}");
+        let written = podman.run(&daemon, &names, &format!("echo x > {shown}")).await.unwrap_err();
+        assert!(written.contains("Read-only"), "{written}");
+    }
 
     daemon.cli(&["unprepare", &format!("default/{pod}")]).await.done();
     assert!(leftovers.0.iter().all(|path| !path.exists()));

@@ -6,6 +6,7 @@ mod cdi_files;
 mod commands;
 mod compile;
 mod containers;
+mod device_metadata;
 mod device_numbers;
 mod discovery;
 mod disk_full;

@@ -1,6 +1,7 @@
 //! Other people's software against the real daemon, and against the sockets that drivers in Rust make.
 
 mod device_attributes;
+mod device_metadata;
 mod device_plugin;
 mod dra_driver;
 mod kubelet;

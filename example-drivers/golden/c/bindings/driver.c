@@ -599,22 +599,22 @@ void __wasm_export_exports_nodedock_driver_discovery_discover_post_return(uint8_
 
 __attribute__((__weak__, __export_name__("cabi_post_nodedock:driver/preparation@0.2.0#prepare")))
 void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8_t * arg0) {
-  size_t len78 = *((size_t*) (arg0 + sizeof(void*)));
-  if (len78 > 0) {
-    uint8_t *ptr79 = *((uint8_t **) (arg0 + 0));
-    for (size_t i80 = 0; i80 < len78; i80++) {
-      uint8_t *base = ptr79 + i80 * (28*sizeof(void*));
+  size_t len93 = *((size_t*) (arg0 + sizeof(void*)));
+  if (len93 > 0) {
+    uint8_t *ptr94 = *((uint8_t **) (arg0 + 0));
+    for (size_t i95 = 0; i95 < len93; i95++) {
+      uint8_t *base = ptr94 + i95 * (28*sizeof(void*));
       (void) base;
       if ((*((size_t*) (base + sizeof(void*)))) > 0) {
         free(*((uint8_t **) (base + 0)));
       }
       switch ((int32_t) (int32_t) *((uint8_t*) (base + (2*sizeof(void*))))) {
         case 0: {
-          size_t len36 = *((size_t*) (base + (4*sizeof(void*))));
-          if (len36 > 0) {
-            uint8_t *ptr37 = *((uint8_t **) (base + (3*sizeof(void*))));
-            for (size_t i38 = 0; i38 < len36; i38++) {
-              uint8_t *base = ptr37 + i38 * (41*sizeof(void*));
+          size_t len51 = *((size_t*) (base + (4*sizeof(void*))));
+          if (len51 > 0) {
+            uint8_t *ptr52 = *((uint8_t **) (base + (3*sizeof(void*))));
+            for (size_t i53 = 0; i53 < len51; i53++) {
+              uint8_t *base = ptr52 + i53 * (43*sizeof(void*));
               (void) base;
               size_t len = *((size_t*) (base + sizeof(void*)));
               if (len > 0) {
@@ -875,17 +875,103 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
                       break;
                     }
                   }
+                  size_t len48 = *((size_t*) (base + (42*sizeof(void*))));
+                  if (len48 > 0) {
+                    uint8_t *ptr49 = *((uint8_t **) (base + (41*sizeof(void*))));
+                    for (size_t i50 = 0; i50 < len48; i50++) {
+                      uint8_t *base = ptr49 + i50 * (8+4*sizeof(void*));
+                      (void) base;
+                      if ((*((size_t*) (base + sizeof(void*)))) > 0) {
+                        free(*((uint8_t **) (base + 0)));
+                      }
+                      switch ((int32_t) (int32_t) *((uint8_t*) (base + (2*sizeof(void*))))) {
+                        case 0: {
+                          break;
+                        }
+                        case 1: {
+                          break;
+                        }
+                        case 2: {
+                          if ((*((size_t*) (base + (8+3*sizeof(void*))))) > 0) {
+                            free(*((uint8_t **) (base + (8+2*sizeof(void*)))));
+                          }
+                          break;
+                        }
+                        case 3: {
+                          if ((*((size_t*) (base + (8+3*sizeof(void*))))) > 0) {
+                            free(*((uint8_t **) (base + (8+2*sizeof(void*)))));
+                          }
+                          break;
+                        }
+                        case 4: {
+                          size_t len36 = *((size_t*) (base + (8+3*sizeof(void*))));
+                          if (len36 > 0) {
+                            uint8_t *ptr37 = *((uint8_t **) (base + (8+2*sizeof(void*))));
+                            for (size_t i38 = 0; i38 < len36; i38++) {
+                              uint8_t *base = ptr37 + i38 * 8;
+                              (void) base;
+                            }
+                            free(ptr37);
+                          }
+                          break;
+                        }
+                        case 5: {
+                          size_t len39 = *((size_t*) (base + (8+3*sizeof(void*))));
+                          if (len39 > 0) {
+                            uint8_t *ptr40 = *((uint8_t **) (base + (8+2*sizeof(void*))));
+                            for (size_t i41 = 0; i41 < len39; i41++) {
+                              uint8_t *base = ptr40 + i41 * 1;
+                              (void) base;
+                            }
+                            free(ptr40);
+                          }
+                          break;
+                        }
+                        case 6: {
+                          size_t len42 = *((size_t*) (base + (8+3*sizeof(void*))));
+                          if (len42 > 0) {
+                            uint8_t *ptr43 = *((uint8_t **) (base + (8+2*sizeof(void*))));
+                            for (size_t i44 = 0; i44 < len42; i44++) {
+                              uint8_t *base = ptr43 + i44 * (2*sizeof(void*));
+                              (void) base;
+                              if ((*((size_t*) (base + sizeof(void*)))) > 0) {
+                                free(*((uint8_t **) (base + 0)));
+                              }
+                            }
+                            free(ptr43);
+                          }
+                          break;
+                        }
+                        case 7: {
+                          size_t len45 = *((size_t*) (base + (8+3*sizeof(void*))));
+                          if (len45 > 0) {
+                            uint8_t *ptr46 = *((uint8_t **) (base + (8+2*sizeof(void*))));
+                            for (size_t i47 = 0; i47 < len45; i47++) {
+                              uint8_t *base = ptr46 + i47 * (2*sizeof(void*));
+                              (void) base;
+                              if ((*((size_t*) (base + sizeof(void*)))) > 0) {
+                                free(*((uint8_t **) (base + 0)));
+                              }
+                            }
+                            free(ptr46);
+                          }
+                          break;
+                        }
+                      }
+                    }
+                    free(ptr49);
+                  }
                   break;
                 }
               }
             }
-            free(ptr37);
+            free(ptr52);
           }
-          size_t len39 = *((size_t*) (base + (6*sizeof(void*))));
-          if (len39 > 0) {
-            uint8_t *ptr40 = *((uint8_t **) (base + (5*sizeof(void*))));
-            for (size_t i41 = 0; i41 < len39; i41++) {
-              uint8_t *base = ptr40 + i41 * (4*sizeof(void*));
+          size_t len54 = *((size_t*) (base + (6*sizeof(void*))));
+          if (len54 > 0) {
+            uint8_t *ptr55 = *((uint8_t **) (base + (5*sizeof(void*))));
+            for (size_t i56 = 0; i56 < len54; i56++) {
+              uint8_t *base = ptr55 + i56 * (4*sizeof(void*));
               (void) base;
               if ((*((size_t*) (base + sizeof(void*)))) > 0) {
                 free(*((uint8_t **) (base + 0)));
@@ -894,13 +980,13 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
                 free(*((uint8_t **) (base + (2*sizeof(void*)))));
               }
             }
-            free(ptr40);
+            free(ptr55);
           }
-          size_t len42 = *((size_t*) (base + (8*sizeof(void*))));
-          if (len42 > 0) {
-            uint8_t *ptr43 = *((uint8_t **) (base + (7*sizeof(void*))));
-            for (size_t i44 = 0; i44 < len42; i44++) {
-              uint8_t *base = ptr43 + i44 * (48+5*sizeof(void*));
+          size_t len57 = *((size_t*) (base + (8*sizeof(void*))));
+          if (len57 > 0) {
+            uint8_t *ptr58 = *((uint8_t **) (base + (7*sizeof(void*))));
+            for (size_t i59 = 0; i59 < len57; i59++) {
+              uint8_t *base = ptr58 + i59 * (48+5*sizeof(void*));
               (void) base;
               if ((*((size_t*) (base + sizeof(void*)))) > 0) {
                 free(*((uint8_t **) (base + 0)));
@@ -917,13 +1003,13 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
                 }
               }
             }
-            free(ptr43);
+            free(ptr58);
           }
-          size_t len48 = *((size_t*) (base + (10*sizeof(void*))));
-          if (len48 > 0) {
-            uint8_t *ptr49 = *((uint8_t **) (base + (9*sizeof(void*))));
-            for (size_t i50 = 0; i50 < len48; i50++) {
-              uint8_t *base = ptr49 + i50 * (9*sizeof(void*));
+          size_t len63 = *((size_t*) (base + (10*sizeof(void*))));
+          if (len63 > 0) {
+            uint8_t *ptr64 = *((uint8_t **) (base + (9*sizeof(void*))));
+            for (size_t i65 = 0; i65 < len63; i65++) {
+              uint8_t *base = ptr64 + i65 * (9*sizeof(void*));
               (void) base;
               if ((*((size_t*) (base + sizeof(void*)))) > 0) {
                 free(*((uint8_t **) (base + 0)));
@@ -931,17 +1017,17 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
               if ((*((size_t*) (base + (3*sizeof(void*))))) > 0) {
                 free(*((uint8_t **) (base + (2*sizeof(void*)))));
               }
-              size_t len45 = *((size_t*) (base + (5*sizeof(void*))));
-              if (len45 > 0) {
-                uint8_t *ptr46 = *((uint8_t **) (base + (4*sizeof(void*))));
-                for (size_t i47 = 0; i47 < len45; i47++) {
-                  uint8_t *base = ptr46 + i47 * (2*sizeof(void*));
+              size_t len60 = *((size_t*) (base + (5*sizeof(void*))));
+              if (len60 > 0) {
+                uint8_t *ptr61 = *((uint8_t **) (base + (4*sizeof(void*))));
+                for (size_t i62 = 0; i62 < len60; i62++) {
+                  uint8_t *base = ptr61 + i62 * (2*sizeof(void*));
                   (void) base;
                   if ((*((size_t*) (base + sizeof(void*)))) > 0) {
                     free(*((uint8_t **) (base + 0)));
                   }
                 }
-                free(ptr46);
+                free(ptr61);
               }
               switch ((int32_t) (int32_t) *((uint8_t*) (base + (6*sizeof(void*))))) {
                 case 0: {
@@ -955,13 +1041,13 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
                 }
               }
             }
-            free(ptr49);
+            free(ptr64);
           }
-          size_t len51 = *((size_t*) (base + (12*sizeof(void*))));
-          if (len51 > 0) {
-            uint8_t *ptr52 = *((uint8_t **) (base + (11*sizeof(void*))));
-            for (size_t i53 = 0; i53 < len51; i53++) {
-              uint8_t *base = ptr52 + i53 * (4*sizeof(void*));
+          size_t len66 = *((size_t*) (base + (12*sizeof(void*))));
+          if (len66 > 0) {
+            uint8_t *ptr67 = *((uint8_t **) (base + (11*sizeof(void*))));
+            for (size_t i68 = 0; i68 < len66; i68++) {
+              uint8_t *base = ptr67 + i68 * (4*sizeof(void*));
               (void) base;
               if ((*((size_t*) (base + sizeof(void*)))) > 0) {
                 free(*((uint8_t **) (base + 0)));
@@ -970,34 +1056,34 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
                 free(*((uint8_t **) (base + (2*sizeof(void*)))));
               }
             }
-            free(ptr52);
+            free(ptr67);
           }
-          size_t len60 = *((size_t*) (base + (14*sizeof(void*))));
-          if (len60 > 0) {
-            uint8_t *ptr61 = *((uint8_t **) (base + (13*sizeof(void*))));
-            for (size_t i62 = 0; i62 < len60; i62++) {
-              uint8_t *base = ptr61 + i62 * (8+7*sizeof(void*));
+          size_t len75 = *((size_t*) (base + (14*sizeof(void*))));
+          if (len75 > 0) {
+            uint8_t *ptr76 = *((uint8_t **) (base + (13*sizeof(void*))));
+            for (size_t i77 = 0; i77 < len75; i77++) {
+              uint8_t *base = ptr76 + i77 * (8+7*sizeof(void*));
               (void) base;
               if ((*((size_t*) (base + (2*sizeof(void*))))) > 0) {
                 free(*((uint8_t **) (base + sizeof(void*))));
               }
-              size_t len54 = *((size_t*) (base + (4*sizeof(void*))));
-              if (len54 > 0) {
-                uint8_t *ptr55 = *((uint8_t **) (base + (3*sizeof(void*))));
-                for (size_t i56 = 0; i56 < len54; i56++) {
-                  uint8_t *base = ptr55 + i56 * (2*sizeof(void*));
+              size_t len69 = *((size_t*) (base + (4*sizeof(void*))));
+              if (len69 > 0) {
+                uint8_t *ptr70 = *((uint8_t **) (base + (3*sizeof(void*))));
+                for (size_t i71 = 0; i71 < len69; i71++) {
+                  uint8_t *base = ptr70 + i71 * (2*sizeof(void*));
                   (void) base;
                   if ((*((size_t*) (base + sizeof(void*)))) > 0) {
                     free(*((uint8_t **) (base + 0)));
                   }
                 }
-                free(ptr55);
+                free(ptr70);
               }
-              size_t len57 = *((size_t*) (base + (6*sizeof(void*))));
-              if (len57 > 0) {
-                uint8_t *ptr58 = *((uint8_t **) (base + (5*sizeof(void*))));
-                for (size_t i59 = 0; i59 < len57; i59++) {
-                  uint8_t *base = ptr58 + i59 * (4*sizeof(void*));
+              size_t len72 = *((size_t*) (base + (6*sizeof(void*))));
+              if (len72 > 0) {
+                uint8_t *ptr73 = *((uint8_t **) (base + (5*sizeof(void*))));
+                for (size_t i74 = 0; i74 < len72; i74++) {
+                  uint8_t *base = ptr73 + i74 * (4*sizeof(void*));
                   (void) base;
                   if ((*((size_t*) (base + sizeof(void*)))) > 0) {
                     free(*((uint8_t **) (base + 0)));
@@ -1006,19 +1092,19 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
                     free(*((uint8_t **) (base + (2*sizeof(void*)))));
                   }
                 }
-                free(ptr58);
+                free(ptr73);
               }
             }
-            free(ptr61);
+            free(ptr76);
           }
-          size_t len63 = *((size_t*) (base + (16*sizeof(void*))));
-          if (len63 > 0) {
-            uint8_t *ptr64 = *((uint8_t **) (base + (15*sizeof(void*))));
-            for (size_t i65 = 0; i65 < len63; i65++) {
-              uint8_t *base = ptr64 + i65 * 4;
+          size_t len78 = *((size_t*) (base + (16*sizeof(void*))));
+          if (len78 > 0) {
+            uint8_t *ptr79 = *((uint8_t **) (base + (15*sizeof(void*))));
+            for (size_t i80 = 0; i80 < len78; i80++) {
+              uint8_t *base = ptr79 + i80 * 4;
               (void) base;
             }
-            free(ptr64);
+            free(ptr79);
           }
           switch ((int32_t) (int32_t) *((uint8_t*) (base + (17*sizeof(void*))))) {
             case 0: {
@@ -1036,26 +1122,26 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
                   break;
                 }
               }
-              size_t len66 = *((size_t*) (base + (22*sizeof(void*))));
-              if (len66 > 0) {
-                uint8_t *ptr67 = *((uint8_t **) (base + (21*sizeof(void*))));
-                for (size_t i68 = 0; i68 < len66; i68++) {
-                  uint8_t *base = ptr67 + i68 * (2*sizeof(void*));
+              size_t len81 = *((size_t*) (base + (22*sizeof(void*))));
+              if (len81 > 0) {
+                uint8_t *ptr82 = *((uint8_t **) (base + (21*sizeof(void*))));
+                for (size_t i83 = 0; i83 < len81; i83++) {
+                  uint8_t *base = ptr82 + i83 * (2*sizeof(void*));
                   (void) base;
                   if ((*((size_t*) (base + sizeof(void*)))) > 0) {
                     free(*((uint8_t **) (base + 0)));
                   }
                 }
-                free(ptr67);
+                free(ptr82);
               }
               break;
             }
           }
-          size_t len69 = *((size_t*) (base + (25*sizeof(void*))));
-          if (len69 > 0) {
-            uint8_t *ptr70 = *((uint8_t **) (base + (24*sizeof(void*))));
-            for (size_t i71 = 0; i71 < len69; i71++) {
-              uint8_t *base = ptr70 + i71 * (4*sizeof(void*));
+          size_t len84 = *((size_t*) (base + (25*sizeof(void*))));
+          if (len84 > 0) {
+            uint8_t *ptr85 = *((uint8_t **) (base + (24*sizeof(void*))));
+            for (size_t i86 = 0; i86 < len84; i86++) {
+              uint8_t *base = ptr85 + i86 * (4*sizeof(void*));
               (void) base;
               if ((*((size_t*) (base + sizeof(void*)))) > 0) {
                 free(*((uint8_t **) (base + 0)));
@@ -1064,16 +1150,16 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
                 free(*((uint8_t **) (base + (2*sizeof(void*)))));
               }
             }
-            free(ptr70);
+            free(ptr85);
           }
-          size_t len72 = *((size_t*) (base + (27*sizeof(void*))));
-          if (len72 > 0) {
-            uint8_t *ptr73 = *((uint8_t **) (base + (26*sizeof(void*))));
-            for (size_t i74 = 0; i74 < len72; i74++) {
-              uint8_t *base = ptr73 + i74 * 1;
+          size_t len87 = *((size_t*) (base + (27*sizeof(void*))));
+          if (len87 > 0) {
+            uint8_t *ptr88 = *((uint8_t **) (base + (26*sizeof(void*))));
+            for (size_t i89 = 0; i89 < len87; i89++) {
+              uint8_t *base = ptr88 + i89 * 1;
               (void) base;
             }
-            free(ptr73);
+            free(ptr88);
           }
           break;
         }
@@ -1084,11 +1170,11 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
           if ((*((size_t*) (base + (7*sizeof(void*))))) > 0) {
             free(*((uint8_t **) (base + (6*sizeof(void*)))));
           }
-          size_t len75 = *((size_t*) (base + (8+9*sizeof(void*))));
-          if (len75 > 0) {
-            uint8_t *ptr76 = *((uint8_t **) (base + (8+8*sizeof(void*))));
-            for (size_t i77 = 0; i77 < len75; i77++) {
-              uint8_t *base = ptr76 + i77 * (4*sizeof(void*));
+          size_t len90 = *((size_t*) (base + (8+9*sizeof(void*))));
+          if (len90 > 0) {
+            uint8_t *ptr91 = *((uint8_t **) (base + (8+8*sizeof(void*))));
+            for (size_t i92 = 0; i92 < len90; i92++) {
+              uint8_t *base = ptr91 + i92 * (4*sizeof(void*));
               (void) base;
               if ((*((size_t*) (base + sizeof(void*)))) > 0) {
                 free(*((uint8_t **) (base + 0)));
@@ -1097,13 +1183,13 @@ void __wasm_export_exports_nodedock_driver_preparation_prepare_post_return(uint8
                 free(*((uint8_t **) (base + (2*sizeof(void*)))));
               }
             }
-            free(ptr76);
+            free(ptr91);
           }
           break;
         }
       }
     }
-    free(ptr79);
+    free(ptr94);
   }
 }
 
@@ -1798,6 +1884,10 @@ void nodedock_driver_claims_problem_free(nodedock_driver_claims_problem_t *ptr) 
   nodedock_driver_common_problem_free(ptr);
 }
 
+void nodedock_driver_claims_attribute_free(nodedock_driver_claims_attribute_t *ptr) {
+  nodedock_driver_inventory_attribute_free(ptr);
+}
+
 void nodedock_driver_claims_counter_free(nodedock_driver_claims_counter_t *ptr) {
   nodedock_driver_inventory_counter_free(ptr);
 }
@@ -1926,10 +2016,22 @@ void nodedock_driver_claims_option_network_data_free(nodedock_driver_claims_opti
   }
 }
 
+void nodedock_driver_claims_list_attribute_free(nodedock_driver_claims_list_attribute_t *ptr) {
+  size_t list_len = ptr->len;
+  if (list_len > 0) {
+    nodedock_driver_claims_attribute_t *list_ptr = ptr->ptr;
+    for (size_t i = 0; i < list_len; i++) {
+      nodedock_driver_claims_attribute_free(&list_ptr[i]);
+    }
+    free(list_ptr);
+  }
+}
+
 void nodedock_driver_claims_device_status_free(nodedock_driver_claims_device_status_t *ptr) {
   nodedock_driver_claims_list_condition_free(&ptr->conditions);
   driver_option_string_free(&ptr->data);
   nodedock_driver_claims_option_network_data_free(&ptr->network);
+  nodedock_driver_claims_list_attribute_free(&ptr->attributes);
 }
 
 void nodedock_driver_claims_option_device_status_free(nodedock_driver_claims_option_device_status_t *ptr) {

@@ -616,6 +616,8 @@ typedef nodedock_driver_common_key_value_t nodedock_driver_claims_key_value_t;
 
 typedef nodedock_driver_common_problem_t nodedock_driver_claims_problem_t;
 
+typedef nodedock_driver_inventory_attribute_t nodedock_driver_claims_attribute_t;
+
 typedef nodedock_driver_inventory_counter_t nodedock_driver_claims_counter_t;
 
 typedef nodedock_driver_container_edits_container_edits_t nodedock_driver_claims_container_edits_t;
@@ -738,13 +740,21 @@ typedef struct {
   nodedock_driver_claims_network_data_t val;
 } nodedock_driver_claims_option_network_data_t;
 
-// The host publishes it in the claim's `status.devices`.
+typedef struct {
+  nodedock_driver_claims_attribute_t *ptr;
+  size_t len;
+} nodedock_driver_claims_list_attribute_t;
+
+// The host publishes it in the claim's `status.devices`, except for `attributes`.
 typedef struct nodedock_driver_claims_device_status_t {
   // At most 8.
   nodedock_driver_claims_list_condition_t   conditions;
   // JSON object of at most 10 KiB.
   driver_option_string_t   data;
   nodedock_driver_claims_option_network_data_t   network;
+  // For the file in which a container reads its devices (KEP-5304), where they take precedence over those of the inventory: together
+  // at most 32.
+  nodedock_driver_claims_list_attribute_t   attributes;
 } nodedock_driver_claims_device_status_t;
 
 typedef struct {
@@ -1257,6 +1267,8 @@ void nodedock_driver_claims_key_value_free(nodedock_driver_claims_key_value_t *p
 
 void nodedock_driver_claims_problem_free(nodedock_driver_claims_problem_t *ptr);
 
+void nodedock_driver_claims_attribute_free(nodedock_driver_claims_attribute_t *ptr);
+
 void nodedock_driver_claims_counter_free(nodedock_driver_claims_counter_t *ptr);
 
 void nodedock_driver_claims_container_edits_free(nodedock_driver_claims_container_edits_t *ptr);
@@ -1288,6 +1300,8 @@ void nodedock_driver_claims_network_data_free(nodedock_driver_claims_network_dat
 void nodedock_driver_claims_list_condition_free(nodedock_driver_claims_list_condition_t *ptr);
 
 void nodedock_driver_claims_option_network_data_free(nodedock_driver_claims_option_network_data_t *ptr);
+
+void nodedock_driver_claims_list_attribute_free(nodedock_driver_claims_list_attribute_t *ptr);
 
 void nodedock_driver_claims_device_status_free(nodedock_driver_claims_device_status_t *ptr);
 

@@ -123,8 +123,7 @@ impl CdiDir {
     /// restarts among others that write to the same directory.
     pub fn open(path: &Path, directories: &[PathBuf], daemon: &str) -> Result<Self, CdiError> {
         make_directory(path)?;
-        let tag = hex::encode(&Sha256::digest(daemon)[..4]);
-        let temporary_prefix = format!("{TEMPORARY_PREFIX}{tag}-");
+        let temporary_prefix = format!("{TEMPORARY_PREFIX}{}-", tag(daemon));
         sweep(path, &temporary_prefix)?;
         let directory = Directory {
             path: path.to_owned(),
@@ -318,6 +317,11 @@ impl Directory {
         let bytes = std::fs::read(self.path.join(name)).ok().filter(|_| metadata.is_file())?;
         (self.hasher.hash_one(&bytes) == known.hash).then_some(Known { settled, ..known })
     }
+}
+
+/// Returns the part of file names that distinguishes this daemon from others that write to the same directory.
+pub(crate) fn tag(daemon: &str) -> String {
+    hex::encode(&Sha256::digest(daemon)[..4])
 }
 
 fn make_directory(path: &Path) -> Result<(), CdiError> {

@@ -40,6 +40,9 @@ pub struct Identity {
     /// The allocation from this driver.
     #[serde(default)]
     pub allocated: Vec<AllocatedDevice>,
+    /// As in the record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metadata_generation: Option<u64>,
 }
 
 /// The prepared device of a device in the spec.
@@ -54,6 +57,9 @@ pub struct IdentityDevice {
     /// The device has edits in the spec only because a device must have some.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub no_edits: bool,
+    /// As in the record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attributes: Option<String>,
 }
 
 impl Identity {
@@ -74,6 +80,7 @@ impl Identity {
             kubelet,
             devices: prepared.devices.iter().filter_map(IdentityDevice::of).collect(),
             allocated: record.driver_claim(driver).devices,
+            metadata_generation: Some(prepared.metadata_generation).filter(|generation| *generation > 0),
         }
     }
 
@@ -92,6 +99,7 @@ impl IdentityDevice {
             device: device.device.clone(),
             share_id: device.share_id.clone(),
             no_edits: device.access.edits()?.is_empty(),
+            attributes: device.attributes.clone(),
         })
     }
 }

@@ -68,6 +68,7 @@ fn part_of(file: &OurFile) -> Result<(Identity, DriverPart), RebuildError> {
     let prepared = PreparedClaim {
         devices: devices.collect::<Result<_, _>>()?,
         edits: edits_of(&spec.container_edits)?,
+        metadata_generation: identity.metadata_generation.unwrap_or_default(),
         ..PreparedClaim::default()
     };
     let by = PreparedBy {
@@ -87,6 +88,7 @@ fn prepared_device(device: &IdentityDevice, edits: &ContainerEdits) -> Result<Pr
         share_id: device.share_id.clone(),
         access: DeviceAccess::Edits(edits),
         status: None,
+        attributes: device.attributes.clone(),
     })
 }
 

@@ -40,6 +40,7 @@ fn device(pool: &str, name: &str, edits: Edits) -> PreparedDevice {
         share_id: None,
         access: DeviceAccess::Edits(edits),
         status: None,
+        attributes: None,
     }
 }
 

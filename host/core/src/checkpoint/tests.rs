@@ -141,6 +141,7 @@ fn prepared_claim(n: usize) -> ClaimRecord {
         share_id: share.map(str::to_owned),
         access: DeviceAccess::CdiDevices(vec![format!("v/c={name}")]),
         status: None,
+        attributes: None,
     };
     let devices = vec![device("a", None), device("b", Some("s-1")), device("b", Some("s-2"))];
     let prepared = PreparedClaim { devices, memo: b"memo".to_vec(), ..PreparedClaim::default() };

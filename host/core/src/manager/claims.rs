@@ -27,6 +27,7 @@ pub(crate) mod files;
 mod kubelet;
 pub mod machine;
 pub mod manifest;
+mod metadata;
 pub(crate) mod metrics;
 mod overlap;
 mod prepare;

@@ -187,6 +187,7 @@ mod tests {
             share_id: None,
             access: DeviceAccess::Edits(edits),
             status: None,
+            attributes: None,
         };
         let result = PreparedClaim { devices: vec![device], ..PreparedClaim::default() };
         let mut record = ClaimRecord::new(id, ClaimState::Prepared, "boot");

@@ -26,6 +26,7 @@ fn claim_record(name: &str, state: &str) -> Arc<ClaimRecord> {
         share_id: share.map(str::to_owned),
         access,
         status: None,
+        attributes: None,
     };
     let prepared = nodedock_model::PreparedClaim {
         devices: vec![

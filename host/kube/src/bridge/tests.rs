@@ -24,6 +24,7 @@ use crate::pools::PoolNames;
 use nodedock_base::socket::connect;
 use nodedock_core::cdi::CdiDir;
 use nodedock_core::checkpoint;
+use nodedock_core::device_metadata::MetadataSettings;
 use nodedock_core::driver::{Call, ClaimDriver, Driver, DriverIdentity, NodeFacts, Outcomes, Published};
 use nodedock_core::manager::claims::RecordedValues;
 use nodedock_core::manager::claims::SharedClaimTable;
@@ -126,6 +127,11 @@ impl Node {
                 numa_nodes: vec![0],
                 host_root: "/".into(),
                 hardware: nodedock_core::hardware::Hardware::of_node(),
+                metadata: MetadataSettings {
+                    is_enabled: false,
+                    directory: dir.path().join("metadata"),
+                    pools: None,
+                },
                 kubelet_allocates: true,
             },
             changes: changes.clone(),
@@ -487,6 +493,7 @@ impl ClaimDriver for FakeDriver {
                 ..Edits::default()
             }),
             status: None,
+            attributes: None,
         };
         let prepared = |claim: &DriverClaim| PreparedClaim {
             devices: claim.devices.iter().map(device).collect(),

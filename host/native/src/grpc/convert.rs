@@ -104,6 +104,7 @@ fn prepared_device(answer: wire::Device) -> Result<PreparedDevice, String> {
         share_id: answer.share_id,
         access: DeviceAccess::CdiDevices(unique(answer.cdi_device_ids)),
         status: None,
+        attributes: None,
     })
 }
 

@@ -85,7 +85,7 @@ fn new_name(driver: &DriverName, seen: &mut BTreeSet<String>, text: &str) -> Che
     if seen.insert(full) { Ok(parsed) } else { refuse(format!("{text} occurs twice")) }
 }
 
-fn attributes(
+pub(super) fn attributes(
     driver: &DriverName,
     attributes: Vec<guest::Attribute>,
 ) -> Checked<BTreeMap<QualifiedName, AttributeValue>> {

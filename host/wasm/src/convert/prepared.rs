@@ -3,17 +3,18 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use super::inventory::attributes;
 use super::{Checked, at_most, labels, line, name, node_kind, non_empty_line, refuse, shown, twice, within};
 use crate::Limit;
 use crate::bindings::types as guest;
 use nodedock_model::limit::{
-    ALLOCATED_DEVICES_MAX, EDITS_MAX, ENV_VALUE_BYTES_MAX, LABEL_VALUE_BYTES_MAX, MEMO_BYTES_MAX,
-    PATH_BYTES_MAX, STATUS_CONDITIONS_MAX, STATUS_DATA_BYTES_MAX, STATUS_IPS_MAX,
+    ALLOCATED_DEVICES_MAX, ATTRIBUTES_MAX, EDITS_MAX, ENV_VALUE_BYTES_MAX, LABEL_VALUE_BYTES_MAX,
+    MEMO_BYTES_MAX, PATH_BYTES_MAX, STATUS_CONDITIONS_MAX, STATUS_DATA_BYTES_MAX, STATUS_IPS_MAX,
 };
 use nodedock_model::rule::{is_env_name, is_interface_name, is_plain_path};
 use nodedock_model::{
-    Condition, DeviceAccess, DeviceName, DeviceNode, DeviceStatus, DriverClaim, Edits, Hook, IntelRdt, Mount,
-    NetDevice, NetworkData, PoolName, PreparedClaim, PreparedDevice, is_label_key,
+    Condition, DeviceAccess, DeviceName, DeviceNode, DeviceStatus, DriverClaim, DriverName, Edits, Hook,
+    IntelRdt, Mount, NetDevice, NetworkData, PoolName, PreparedClaim, PreparedDevice, is_label_key,
 };
 
 /// Bytes of a condition's kind and reason (Kubernetes, `metav1.Condition`).
@@ -25,6 +26,7 @@ const HARDWARE_ADDRESS_BYTES_MAX: usize = 128;
 const WORD_BYTES_MAX: usize = 256;
 
 pub(in super::super) fn prepared_claim(
+    driver: &DriverName,
     asked: &DriverClaim,
     claim: guest::PreparedClaim,
 ) -> Checked<PreparedClaim> {
@@ -33,7 +35,7 @@ pub(in super::super) fn prepared_claim(
     let mut devices: Vec<PreparedDevice> = Vec::with_capacity(claim.devices.len());
     for device in claim.devices {
         let place = format!("pool {} device {}", shown(&device.pool), shown(&device.device));
-        let device = prepared_device(asked, device).map_err(|why| why.at(&place))?;
+        let device = prepared_device(driver, asked, device).map_err(|why| why.at(&place))?;
         let same = |other: &PreparedDevice| {
             (&other.pool, &other.device, &other.share_id) == (&device.pool, &device.device, &device.share_id)
         };
@@ -47,6 +49,7 @@ pub(in super::super) fn prepared_claim(
         edits: edits(claim.edits).map_err(|why| why.at("edits of the claim"))?,
         annotations: annotations(claim.annotations)?,
         memo: claim.memo,
+        metadata_generation: 0,
     })
 }
 
@@ -62,7 +65,11 @@ fn annotations(entries: Vec<guest::KeyValue>) -> Checked<BTreeMap<String, String
     Ok(annotations)
 }
 
-fn prepared_device(asked: &DriverClaim, device: guest::PreparedDevice) -> Checked<PreparedDevice> {
+fn prepared_device(
+    driver: &DriverName,
+    asked: &DriverClaim,
+    device: guest::PreparedDevice,
+) -> Checked<PreparedDevice> {
     let pool = name(PoolName::new(&device.pool))?;
     let device_name = name(DeviceName::new(&device.device))?;
     let mut allocated = asked.devices.iter().filter(|allocated| {
@@ -88,7 +95,12 @@ fn prepared_device(asked: &DriverClaim, device: guest::PreparedDevice) -> Checke
         device: device_name,
         share_id: device.share_id,
         access: DeviceAccess::Edits(edits(device.edits)?),
-        status: device.status.map(status).transpose().map_err(|why| why.at("status"))?,
+        status: device
+            .status
+            .map(|given| status(driver, given))
+            .transpose()
+            .map_err(|why| why.at("status"))?,
+        attributes: None,
     })
 }
 
@@ -226,8 +238,9 @@ fn intel_rdt(rdt: guest::IntelRdt) -> Checked<IntelRdt> {
     })
 }
 
-fn status(status: guest::DeviceStatus) -> Checked<DeviceStatus> {
+fn status(driver: &DriverName, status: guest::DeviceStatus) -> Checked<DeviceStatus> {
     at_most("conditions", status.conditions.len(), STATUS_CONDITIONS_MAX)?;
+    at_most("attributes", status.attributes.len(), ATTRIBUTES_MAX)?;
     let condition = |condition: guest::Condition| {
         Ok(Condition {
             kind: non_empty_line("a condition's kind", condition.kind, CONDITION_KIND_BYTES_MAX)?,
@@ -244,6 +257,7 @@ fn status(status: guest::DeviceStatus) -> Checked<DeviceStatus> {
         conditions: status.conditions.into_iter().map(condition).collect::<Checked<_>>()?,
         data: status.data.map(data).transpose()?,
         network: status.network.map(network).transpose()?,
+        attributes: attributes(driver, status.attributes)?,
     })
 }
 

@@ -183,7 +183,7 @@ fn answer() -> types::PreparedClaim {
 fn refusal_of_claim(change: impl FnOnce(&mut types::PreparedClaim)) -> String {
     let mut answer = answer();
     change(&mut answer);
-    prepared_claim(&asked(), answer).unwrap_err().to_string()
+    prepared_claim(&driver(), &asked(), answer).unwrap_err().to_string()
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn a_refusal_knows_the_limit_that_it_is_about() {
     let limit_of = |change: fn(&mut types::PreparedClaim)| {
         let mut answer = answer();
         change(&mut answer);
-        prepared_claim(&asked(), answer).unwrap_err().limit()
+        prepared_claim(&driver(), &asked(), answer).unwrap_err().limit()
     };
     assert_eq!(limit_of(|claim| claim.memo = vec![0; MEMO_BYTES_MAX + 1]), Some(Limit::Memo));
     assert_eq!(limit_of(|claim| claim.edits.env = vec![pair("A", ""); 65]), Some(Limit::AnswerEntries));
@@ -208,7 +208,7 @@ fn a_refusal_knows_the_limit_that_it_is_about() {
 
 #[test]
 fn a_prepared_claim_comes_through() {
-    let prepared = prepared_claim(&asked(), answer()).unwrap();
+    let prepared = prepared_claim(&driver(), &asked(), answer()).unwrap();
     assert_eq!(prepared.memo, [1]);
     assert!(matches!(&prepared.devices[0].access, DeviceAccess::Edits(edits) if edits.env.len() == 1));
 }
@@ -267,11 +267,23 @@ fn a_status_is_json_and_addresses() {
             ips: ips.iter().map(|ip| (*ip).to_owned()).collect(),
             hardware_address: "02:00:00:00:00:01".into(),
         }),
+        attributes: Vec::new(),
     };
     let mut good = answer();
     good.devices[0].status = Some(status(Some("{\"a\": 1}"), &["192.0.2.1/24", "2001:db8::1/64"]));
-    prepared_claim(&asked(), good).unwrap();
+    let with = |names: &[&str]| {
+        let value = types::AttributeValue::Version("1.2.0".into());
+        let attribute = |name: &&str| types::Attribute { name: (*name).to_owned(), value: value.clone() };
+        types::DeviceStatus { attributes: names.iter().map(attribute).collect(), ..status(None, &[]) }
+    };
+    good.devices[0].status.as_mut().unwrap().attributes = with(&["firmware"]).attributes;
+    let prepared = prepared_claim(&driver(), &asked(), good).unwrap();
+    let attributes = &prepared.devices[0].status.as_ref().unwrap().attributes;
+    assert_eq!(attributes.keys().map(ToString::to_string).collect::<Vec<_>>(), ["firmware"]);
     for (bad, wanted) in [
+        (with(&["a", "gpu.example.com/a"]), "gpu.example.com/a occurs twice"),
+        (with(&["no name"]), "attribute"),
+        (with(&["a"; 33]), "33 attributes, at most 32"),
         (status(Some("[1]"), &[]), "not a JSON object"),
         (status(Some(&format!("{{\"a\": \"{}\"}}", "x".repeat(10 << 10))), &[]), "bytes of data"),
         (status(None, &["192.0.2.1"]), "192.0.2.1/24"),

@@ -61,7 +61,7 @@ fn inventory(bytes: &mut Bytes<'_>) -> Result<Inventory, Refusal> {
 
 fn prepared(bytes: &mut Bytes<'_>) -> Result<Prepared, Refusal> {
     let asked = asked();
-    let claim = convert::prepared_claim(&asked, answers::prepared_claim(bytes))?;
+    let claim = convert::prepared_claim(&driver(), &asked, answers::prepared_claim(bytes))?;
     let verified = VERIFIER.with(|verifier| verifier.claim(claim.clone()));
     Ok(Prepared { asked, claim, verified })
 }

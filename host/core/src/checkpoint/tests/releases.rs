@@ -20,6 +20,7 @@ fn full_claim() -> ClaimRecord {
         share_id: None,
         access: serde_json::from_value(access).unwrap(),
         status: None,
+        attributes: None,
     };
     let part = record.drivers.values_mut().next().unwrap();
     part.prepared = Some(Arc::new(PreparedClaim { devices: vec![prepared], ..PreparedClaim::default() }));

@@ -10,12 +10,14 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::metadata::wrong_files;
 use super::{machine, name_few, unrendered};
 use crate::cdi::{self, CdiDir, CdiError, SpecFile};
 use crate::cdi_watch::SpecEvent;
+use crate::device_metadata::MetadataDir;
 use crate::driver::moved::{Moved, first_moved};
 use crate::hardware::Hardware;
-use crate::manager::Manager;
+use crate::manager::{Manager, ManagerSettings};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::clock::now_ms;
 use nodedock_base::error::chain;
@@ -32,13 +34,14 @@ const CDI_RETRY_MIN: Duration = Duration::from_secs(1);
 const CDI_SWEEP_PERIOD: Duration = Duration::from_secs(60);
 
 /// Every condition about a claim's files.
-const CODES: [ProblemCode; 6] = [
+const CODES: [ProblemCode; 7] = [
     ProblemCode::CdiNotWritten,
     ProblemCode::CdiNotValid,
     ProblemCode::CdiFileForeign,
     ProblemCode::CdiDeviceClaimedTwice,
     ProblemCode::CdiDeviceMissing,
     ProblemCode::DeviceNodeMoved,
+    ProblemCode::MetadataNotWritten,
 ];
 const DIRECTORIES: &str = "CDI directories";
 
@@ -187,7 +190,7 @@ impl Manager {
     /// Writes the CDI files of claims that are missing or differ from the checkpoint. Returns their number, and the claims for which
     /// that failed.
     async fn write_files(&self, records: &[Arc<ClaimRecord>]) -> (u64, BTreeMap<Uid, Problem>) {
-        let mut failed = BTreeMap::new();
+        let mut failed = self.write_metadata(records);
         let mut stale: Vec<(&Uid, Vec<SpecFile>)> = Vec::new();
         for record in records {
             match cdi::render(record) {
@@ -220,6 +223,7 @@ impl Manager {
     /// Removes files of stale parts: a container that is started again must not get a device that is gone.
     pub(super) async fn remove_stale_files(&self, records: &[Arc<ClaimRecord>]) {
         let names: Vec<_> = records.iter().flat_map(|record| stale_files(record)).collect();
+        self.remove_metadata(&names);
         if let Err(error) = self.cdi.remove(names).await {
             tracing::warn!(error = chain(&error), "a stale cdi file stays");
         }
@@ -324,12 +328,13 @@ impl Manager {
             let table = self.table();
             table.claims().filter(|record| self.needs_files(record)).cloned().collect()
         };
-        let (cdi, hardware) = (self.cdi.clone(), self.settings.hardware.clone());
+        let (cdi, metadata, settings) = (self.cdi.clone(), self.metadata.clone(), self.settings.clone());
         // Renders every claim and reads every file: not for a thread that serves requests.
-        match tokio::task::spawn_blocking(move || find_wrong(&cdi, &hardware, &records)).await {
+        match tokio::task::spawn_blocking(move || find_wrong(&cdi, &metadata, &settings, &records)).await {
             Ok((wrong, surveyed)) => {
                 self.report_survey(surveyed);
                 self.remove_orphans(self.cdi.strays()).await;
+                self.remove_metadata_orphans();
                 wrong.into_iter().chain(self.file_conditions.lock().clone()).collect()
             }
             Err(error) => {
@@ -363,7 +368,7 @@ impl Manager {
         }
     }
 
-    fn has_part(&self, uid: &Uid, driver: &DriverName) -> bool {
+    pub(super) fn has_part(&self, uid: &Uid, driver: &DriverName) -> bool {
         self.table().claim(uid.as_str()).is_some_and(|claim| claim.allocation.has_driver(driver))
     }
 
@@ -375,7 +380,8 @@ impl Manager {
 /// The claims whose files are not right. Blocks.
 fn find_wrong(
     cdi: &CdiDir,
-    hardware: &Hardware,
+    metadata: &MetadataDir,
+    settings: &ManagerSettings,
     records: &[Arc<ClaimRecord>],
 ) -> (Vec<Uid>, Result<(), CdiError>) {
     let surveyed = cdi.survey_all();
@@ -384,9 +390,10 @@ fn find_wrong(
     };
     let is_wrong = |record: &&Arc<ClaimRecord>| {
         !is_current(record)
+            || !wrong_files(metadata, &settings.metadata, record).is_empty()
             || collision(cdi, record).is_some()
             || missing(cdi, record).is_some()
-            || moved(record, hardware).is_some()
+            || moved(record, &settings.hardware).is_some()
             || !stale_files(record).is_empty()
     };
     (records.iter().filter(is_wrong).map(|record| record.id.uid.clone()).collect(), surveyed)

@@ -68,6 +68,7 @@ pub(crate) fn prepared(devices: &[AllocatedDevice], memo: &str) -> PreparedClaim
             ..Default::default()
         }),
         status: None,
+        attributes: None,
     };
     PreparedClaim { devices: devices.iter().map(one).collect(), memo: memo.into(), ..Default::default() }
 }

@@ -355,7 +355,7 @@ impl Manager {
         for ((record, _), results) in work.iter().zip(results) {
             let uid = record.id.uid.clone();
             let (results, drivers): (Vec<_>, Vec<_>) = results.into_iter().unzip();
-            let results = renderable(record, results);
+            let results = renderable(record, self.with_metadata(record, results));
             self.note_results(holder.pod(), record, &results, &drivers);
             kept_until_durable.push(drivers);
             let end = machine::finish_prepare(record, holder.part(), results, now_ms());

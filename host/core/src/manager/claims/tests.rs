@@ -5,6 +5,7 @@ mod files;
 mod histories;
 mod interrupted;
 mod kubelet;
+mod metadata;
 mod pure_drivers;
 mod releases;
 mod replaced;

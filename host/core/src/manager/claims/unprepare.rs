@@ -330,6 +330,7 @@ impl Manager {
     }
 
     async fn remove_files_named(&self, names: Vec<String>) -> Result<(), Problem> {
+        self.remove_metadata(&names);
         match self.cdi.remove(names).await {
             // A file of another program under our name: ours is gone.
             Ok(()) | Err(CdiError::Foreign(_)) => {}

@@ -11,6 +11,7 @@ use tokio::sync::{mpsc, watch};
 use crate::cdi::CdiDir;
 use crate::cdi_watch;
 use crate::checkpoint::{self, Checkpoint};
+use crate::device_metadata::MetadataSettings;
 use crate::driver::{ClaimDriver, Driver, DriverIdentity, NodeFacts, Published, StoredDrivers};
 use crate::manager::claims::fixtures::{claim, driver, name, pod};
 use crate::manager::claims::table::ClaimTable;
@@ -118,6 +119,26 @@ impl Home {
         exclusive_wait: Duration,
         stored: Option<Arc<dyn StoredDrivers>>,
     ) -> Daemon {
+        self.open(boot_id, exclusive_wait, stored, false)
+    }
+
+    /// Starts as `start_in`, with metadata files below `metadata`.
+    pub(crate) fn start_with_metadata(&self, boot_id: &str) -> Daemon {
+        self.open(boot_id, Duration::from_secs(3600), None, true)
+    }
+
+    /// The directory of metadata files.
+    pub(crate) fn metadata(&self) -> PathBuf {
+        self.0.path().join("metadata")
+    }
+
+    fn open(
+        &self,
+        boot_id: &str,
+        exclusive_wait: Duration,
+        stored: Option<Arc<dyn StoredDrivers>>,
+        has_metadata: bool,
+    ) -> Daemon {
         let opened = checkpoint::open(&self.checkpoint_path()).unwrap();
         let unreadable = opened.dump.unreadable_claims();
         let claims = ClaimTable::new(opened.dump.claims, opened.dump.pods).with_unreadable(unreadable);
@@ -141,6 +162,11 @@ impl Home {
                 pre_start_deadline: Duration::from_secs(30),
                 resource_grace: GRACE,
                 numa_nodes: vec![0, 1],
+                metadata: MetadataSettings {
+                    is_enabled: has_metadata,
+                    directory: self.metadata(),
+                    pools: None,
+                },
                 kubelet_allocates: false,
                 host_root: self.0.path().to_owned(),
                 hardware: crate::hardware::Hardware::of_node(),

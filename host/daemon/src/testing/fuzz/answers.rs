@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::bounds;
 use nodedock_core::cdi;
 use nodedock_core::checkpoint::fuzz::check_kept;
+use nodedock_core::device_metadata::{self, MetadataFile, MetadataSettings};
 use nodedock_model::{
     AllocatedDevice, Allocation, ClaimRecord, ClaimState, DriverKind, DriverPart, ObjectRef, PreparedBy,
     PreparedClaim, Problem, Transition, is_cdi_vendor_or_class,
@@ -27,6 +28,19 @@ pub fn answers(data: &[u8]) -> bool {
         Answer::Prepared(prepared) => self::prepared(*prepared),
     }
     true
+}
+
+fn metadata() -> MetadataSettings {
+    MetadataSettings { is_enabled: true, directory: "/run/nodedock/device-metadata".into(), pools: None }
+}
+
+/// Each object of the stream has the devices of one request.
+fn check_metadata(file: &MetadataFile) {
+    let objects = serde_json::Deserializer::from_slice(&file.bytes).into_iter::<serde_json::Value>();
+    for object in objects {
+        let devices = &object.expect("a stream of JSON")["requests"][0]["devices"];
+        assert!(devices.as_array().is_some_and(|devices| !devices.is_empty()), "{devices}");
+    }
 }
 
 fn refused(problem: Problem) {
@@ -50,10 +64,13 @@ fn prepared(prepared: Prepared) {
         let part = DriverPart { prepared: Some(Arc::new(claim)), by: Some(by), ..DriverPart::default() };
         self::record(prepared.asked.devices.clone(), part)
     };
-    check_durable(&record(prepared.claim));
-    if let Ok(verified) = prepared.verified {
-        bounds::verified(&verified);
-        check_durable(&record(verified));
+    for mut claim in [Ok(prepared.claim), prepared.verified.inspect(bounds::verified)].into_iter().flatten() {
+        let empty = record(PreparedClaim::default());
+        if device_metadata::add(&empty, &driver(), &mut claim, None, &metadata()).is_ok() {
+            let record = record(claim);
+            check_durable(&record);
+            device_metadata::render(&record, &metadata()).iter().for_each(check_metadata);
+        }
     }
 }
 

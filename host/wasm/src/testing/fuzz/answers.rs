@@ -96,7 +96,7 @@ fn pool(bytes: &mut Bytes<'_>) -> types::Pool {
 fn device(bytes: &mut Bytes<'_>) -> types::Device {
     types::Device {
         name: bytes.text(DEVICES),
-        attributes: bytes.list(|bytes| types::Attribute { name: bytes.text(NAMES), value: attribute(bytes) }),
+        attributes: bytes.list(attribute),
         capacities: bytes.list(|bytes| types::Capacity {
             name: bytes.text(NAMES),
             value: bytes.text(QUANTITIES),
@@ -153,7 +153,11 @@ fn node_allocatable(bytes: &mut Bytes<'_>) -> scheduling::NodeAllocatable {
     }
 }
 
-fn attribute(bytes: &mut Bytes<'_>) -> types::AttributeValue {
+fn attribute(bytes: &mut Bytes<'_>) -> types::Attribute {
+    types::Attribute { name: bytes.text(NAMES), value: attribute_value(bytes) }
+}
+
+fn attribute_value(bytes: &mut Bytes<'_>) -> types::AttributeValue {
     use types::AttributeValue as Value;
     const TEXTS: &[&str] = &["H100", "", "1.2.3"];
     const VERSIONS: &[&str] = &["1.2.3", "1.2.3-a.b+c", "1.2", "v1.2.3"];
@@ -327,5 +331,6 @@ fn status(bytes: &mut Bytes<'_>) -> types::DeviceStatus {
                 .list(|bytes| bytes.text(&["192.0.2.1/24", "2001:db8::1/64", "192.0.2.1/33", "::/128"])),
             hardware_address: bytes.text(&["02:00:00:00:00:01", ""]),
         }),
+        attributes: bytes.list(attribute),
     }
 }

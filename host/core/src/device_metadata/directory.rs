@@ -1,0 +1,75 @@
+//! The directory of metadata files. No other program writes there, so every file in it is this daemon's.
+
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use super::{MetadataFile, directory_of};
+use nodedock_model::{DriverName, Uid};
+
+/// Handle to the directory. Calls block for as long as the file system takes: the directory of CDI files is in memory by default.
+#[derive(Debug, Clone)]
+pub struct MetadataDir {
+    path: PathBuf,
+}
+
+impl MetadataDir {
+    /// The directory is created with its first file.
+    pub fn new(path: &Path) -> Self {
+        Self { path: path.to_owned() }
+    }
+
+    /// Returns whether the file exists with these bytes.
+    pub(crate) fn is_current(&self, file: &MetadataFile) -> bool {
+        let path = self.path.join(&file.directory).join(&file.name);
+        path.symlink_metadata().is_ok_and(|found| found.is_file() && found.len() == file.bytes.len() as u64)
+            && std::fs::read(&path).is_ok_and(|bytes| bytes == file.bytes)
+    }
+
+    /// Writes a file in place, and not by a rename: containers have mounted the file itself, and read the new content there. Nothing is
+    /// synced, since the file is derived from a record of the checkpoint.
+    pub(crate) fn write(&self, file: &MetadataFile) -> io::Result<()> {
+        let directory = self.path.join(&file.directory);
+        let path = directory.join(&file.name);
+        let in_place = match open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                DirBuilder::new().recursive(true).create(&directory)?;
+                // Whatever the umask is: runtimes and programs of any user read the files.
+                for made in [&self.path, &directory] {
+                    std::fs::set_permissions(made, Permissions::from_mode(0o755))?;
+                }
+                open(&path)?
+            }
+            opened => opened?,
+        };
+        in_place.set_permissions(Permissions::from_mode(0o644))?;
+        in_place.write_all_at(&file.bytes, 0)?;
+        in_place.set_len(file.bytes.len() as u64)
+    }
+
+    /// Removes the files of one driver for a claim; missing ones are no error.
+    pub(crate) fn remove(&self, name: &str) -> io::Result<()> {
+        match std::fs::remove_dir_all(self.path.join(name)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the claims and drivers that have files.
+    pub(crate) fn list(&self) -> io::Result<Vec<(DriverName, Uid)>> {
+        let entries = match std::fs::read_dir(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        let names = entries.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>()?;
+        Ok(names.iter().filter_map(|name| directory_of(name.to_str()?)).collect())
+    }
+}
+
+/// Does not follow a link, and does not wait at a pipe.
+fn open(path: &Path) -> io::Result<File> {
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+    let flags = i32::try_from(flags.bits()).unwrap_or_default();
+    OpenOptions::new().write(true).create(true).truncate(false).custom_flags(flags).open(path)
+}

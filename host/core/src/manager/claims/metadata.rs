@@ -1,0 +1,90 @@
+//! Metadata files of claims, which live and die with the claims' CDI files: written before an answer, repaired by the periodic check,
+//! removed when the claim is unprepared.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use super::machine::DriverResult;
+use crate::cdi;
+use crate::device_metadata::{self, MetadataDir, MetadataFile, MetadataSettings};
+use crate::manager::Manager;
+use nodedock_base::error::chain;
+use nodedock_model::{ClaimRecord, Problem, ProblemCode, Uid};
+
+impl Manager {
+    /// Adds metadata to the results of a claim's drivers. A claim that cannot have any is refused: it would be started without.
+    pub(super) fn with_metadata(
+        &self,
+        record: &ClaimRecord,
+        mut results: Vec<DriverResult>,
+    ) -> Vec<DriverResult> {
+        for result in &mut results {
+            let Ok(prepared) = &mut result.outcome else { continue };
+            let serving = self.registry.serving(&result.driver).ok();
+            let published = serving.and_then(|driver| Some(driver.inventory?.borrow().clone()));
+            let inventory = published.as_ref().map(|published| &published.inventory);
+            let settings = &self.settings.metadata;
+            let added = device_metadata::add(record, &result.driver, prepared, inventory, settings);
+            if let Err(error) = added {
+                result.outcome = Err(error.into());
+            }
+        }
+        results
+    }
+
+    /// Writes the files that are missing or differ from the checkpoint. Returns the claims for which that failed.
+    pub(super) fn write_metadata(&self, records: &[Arc<ClaimRecord>]) -> BTreeMap<Uid, Problem> {
+        let mut failed = BTreeMap::new();
+        for record in records {
+            for file in wrong_files(&self.metadata, &self.settings.metadata, record) {
+                if let Err(error) = self.metadata.write(&file) {
+                    failed.insert(record.id.uid.clone(), not_written(record, &error));
+                }
+            }
+        }
+        failed
+    }
+
+    /// Removes the files that belong to CDI files. One that stays is removed by the periodic check.
+    pub(super) fn remove_metadata(&self, cdi_files: &[String]) {
+        for (driver, claim) in cdi_files.iter().filter_map(|name| cdi::file_of(name)) {
+            let name = device_metadata::directory_name(&driver, &claim);
+            if let Err(error) = self.metadata.remove(&name) {
+                tracing::warn!(%driver, %claim, error = chain(&error), "metadata files of a claim stay");
+            }
+        }
+    }
+
+    /// Removes files that belong to no claim.
+    pub(super) fn remove_metadata_orphans(&self) {
+        let listed = match self.metadata.list() {
+            Ok(listed) => listed,
+            Err(error) => return tracing::warn!(error = chain(&error), "metadata files not listed"),
+        };
+        for (driver, uid) in listed {
+            // Under its claim's lock: a pod may just be requesting it.
+            let lock = self.claim_locks.try_take(&uid);
+            if lock.is_some() && !self.has_part(&uid, &driver) {
+                tracing::info!(claim = %uid, %driver, "removing metadata files that no claim owns");
+                self.remove_metadata(&[cdi::file_name(&driver, &uid)]);
+            }
+        }
+    }
+}
+
+/// Returns the files of a claim that are missing or differ from the checkpoint.
+pub(super) fn wrong_files(
+    directory: &MetadataDir,
+    settings: &MetadataSettings,
+    record: &ClaimRecord,
+) -> Vec<MetadataFile> {
+    let mut files = device_metadata::render(record, settings);
+    files.retain(|file| !directory.is_current(file));
+    files
+}
+
+fn not_written(record: &ClaimRecord, error: &io::Error) -> Problem {
+    let message = format!("write the metadata files of claim {}: {}", record.id, chain(error));
+    Problem::unavailable(ProblemCode::MetadataNotWritten, message)
+}

@@ -1,0 +1,160 @@
+//! Metadata files as derived state: they live and die with the claim's CDI files.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use crate::cdi::{self, CdiDir};
+use crate::manager::claims::fixtures::{claim, driver, pod};
+use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends};
+use nodedock_model::{DeviceStatus, NetworkData};
+
+const IN_CONTAINER: &str =
+    "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/one/0/gpu.example.com-metadata.json";
+
+/// A daemon with metadata files, and the prepared claim `one`.
+async fn prepared() -> (Home, Daemon, Arc<FakeDriver>) {
+    let (home, gpu) = (Home::new(), FakeDriver::new(driver("gpu")));
+    let daemon = start(&home, &gpu);
+    assert_eq!(ends(&daemon.prepare(&pod("a"), &["one"]).await), ["prepared"]);
+    (home, daemon, gpu)
+}
+
+fn start(home: &Home, gpu: &Arc<FakeDriver>) -> Daemon {
+    start_in("boot-1", home, gpu)
+}
+
+fn start_in(boot_id: &str, home: &Home, gpu: &Arc<FakeDriver>) -> Daemon {
+    let daemon = home.start_with_metadata(boot_id);
+    daemon.serve(gpu);
+    daemon.source.put(claim("one", &["gpu/0"], &[&pod("a")]));
+    daemon
+}
+
+fn path(home: &Home) -> PathBuf {
+    home.metadata().join("gpu.example.com_uid-one/0.json")
+}
+
+fn first(home: &Home) -> serde_json::Value {
+    let text = std::fs::read(path(home)).unwrap();
+    serde_json::Deserializer::from_slice(&text).into_iter().next().unwrap().unwrap()
+}
+
+fn network(ip: &str) -> Reply {
+    let (interface_name, hardware_address) = ("net1".to_owned(), String::new());
+    let network = NetworkData { interface_name, ips: vec![ip.to_owned()], hardware_address };
+    Reply::Status(DeviceStatus { network: Some(network), ..DeviceStatus::default() })
+}
+
+#[tokio::test]
+async fn a_prepared_claim_has_its_file_and_the_mount_until_it_is_unprepared() {
+    let (home, daemon, _gpu) = prepared().await;
+    assert_eq!(first(&home)["metadata"]["uid"], "uid-one");
+    let spec = std::fs::read_to_string(&daemon.cdi_files()[0]).unwrap();
+    assert!(spec.contains(IN_CONTAINER) && spec.contains(path(&home).to_str().unwrap()), "{spec}");
+    assert!(daemon.unprepare(&pod("a")).await.iter().all(Result::is_ok));
+    assert!(!path(&home).parent().unwrap().exists());
+}
+
+#[tokio::test]
+async fn whatever_becomes_of_a_file_it_is_rendered_again() {
+    let (home, daemon, gpu) = prepared().await;
+    let whole = std::fs::read(path(&home)).unwrap();
+    for damage in ["", "other"] {
+        std::fs::write(path(&home), damage).unwrap();
+        daemon.sweep().await;
+        assert_eq!(std::fs::read(path(&home)).unwrap(), whole);
+    }
+    std::fs::remove_dir_all(home.metadata()).unwrap();
+    assert_eq!(ends(&daemon.prepare(&pod("a"), &["one"]).await), ["prepared"]);
+    assert_eq!(std::fs::read(path(&home)).unwrap(), whole);
+    std::fs::remove_dir_all(home.metadata()).unwrap();
+    daemon.stop().await;
+    let daemon = start(&home, &gpu);
+    daemon.sweep().await;
+    assert_eq!(std::fs::read(path(&home)).unwrap(), whole, "without a call of the driver");
+    assert_eq!(gpu.counts(), (1, 0));
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_written_is_a_condition_and_refuses_the_claim() {
+    let (home, gpu) = (Home::new(), FakeDriver::new(driver("gpu")));
+    let daemon = start(&home, &gpu);
+    std::fs::write(home.metadata(), "no directory").unwrap();
+    assert_eq!(ends(&daemon.prepare(&pod("a"), &["one"]).await), ["metadata-not-written"]);
+    let expected = [("metadata-not-written".to_owned(), "claim default/one".to_owned())];
+    assert_eq!(daemon.conditions(), expected);
+    std::fs::remove_file(home.metadata()).unwrap();
+    assert_eq!(ends(&daemon.prepare(&pod("a"), &["one"]).await), ["prepared"]);
+    assert_eq!((daemon.conditions(), gpu.counts()), (Vec::new(), (1, 0)));
+}
+
+#[tokio::test]
+async fn a_claim_whose_annotation_climbs_is_refused_and_named() {
+    let (home, gpu) = (Home::new(), FakeDriver::new(driver("gpu")));
+    let daemon = start(&home, &gpu);
+    let mut bad = claim("one", &["gpu/0"], &[&pod("a")]);
+    bad.annotations.insert("resource.kubernetes.io/pod-claim-name".to_owned(), "../../etc".to_owned());
+    daemon.source.put(bad);
+    daemon.source.put(claim("two", &["gpu/1"], &[&pod("a")]));
+    assert_eq!(ends(&daemon.prepare(&pod("a"), &["one", "two"]).await), ["metadata-path", "prepared"]);
+    assert!(!path(&home).exists());
+}
+
+#[tokio::test]
+async fn files_that_no_claim_owns_are_removed() {
+    let (home, daemon, _gpu) = prepared().await;
+    let orphan = home.metadata().join("gpu.example.com_uid-gone");
+    std::fs::create_dir(&orphan).unwrap();
+    std::fs::write(orphan.join("0.json"), "{}").unwrap();
+    std::fs::write(home.metadata().join("notes"), "of an operator").unwrap();
+    daemon.sweep().await;
+    assert!(!orphan.exists() && path(&home).exists() && home.metadata().join("notes").exists());
+}
+
+#[tokio::test]
+async fn network_data_of_a_later_prepare_reach_containers_that_run() {
+    let (home, gpu) = (Home::new(), FakeDriver::new(driver("gpu")));
+    let daemon = start(&home, &gpu);
+    gpu.reply("uid-one", network("192.0.2.1/24"));
+    daemon.prepare(&pod("a"), &["one"]).await;
+    let inode = path(&home).metadata().unwrap().ino();
+    daemon.stop().await;
+    let daemon = start_in("boot-2", &home, &gpu);
+    gpu.reply("uid-one", network("192.0.2.2/24"));
+    daemon.prepare(&pod("a"), &["one"]).await;
+    let first = first(&home);
+    assert_eq!(first["requests"][0]["devices"][0]["networkData"]["ips"][0], "192.0.2.2/24");
+    assert_eq!(first["metadata"]["generation"], 2);
+    assert_eq!(path(&home).metadata().unwrap().ino(), inode);
+}
+
+#[tokio::test]
+async fn a_host_that_writes_no_more_metadata_keeps_that_of_prepared_claims() {
+    let (home, daemon, gpu) = prepared().await;
+    daemon.stop().await;
+    let daemon = home.start();
+    daemon.serve(&gpu);
+    std::fs::remove_dir_all(home.metadata()).unwrap();
+    daemon.sweep().await;
+    assert!(path(&home).exists(), "containers have it mounted");
+    daemon.source.put(claim("two", &["gpu/1"], &[&pod("b")]));
+    daemon.prepare(&pod("b"), &["two"]).await;
+    assert!(!home.metadata().join("gpu.example.com_uid-two").exists());
+}
+
+#[tokio::test]
+async fn a_claim_that_is_rebuilt_from_its_cdi_file_has_the_same_metadata() {
+    let (home, daemon, _gpu) = prepared().await;
+    let known = daemon.manager.claims();
+    let directory = CdiDir::open(&daemon.cdi, &[], "test").unwrap();
+    let rebuilt = cdi::rebuild(directory.list_ours().unwrap());
+    let attributes = |record: &nodedock_model::ClaimRecord| {
+        let prepared = record.drivers[&driver("gpu")].prepared.clone().unwrap();
+        let devices = prepared.devices.iter();
+        let devices = devices.map(|device| (device.attributes.clone(), device.access.clone()));
+        (devices.collect::<Vec<_>>(), prepared.metadata_generation)
+    };
+    assert!(attributes(&known[0]).0[0].0.is_some() && path(&home).exists());
+    assert_eq!(attributes(&rebuilt.claims[&known[0].id.uid]), attributes(&known[0]));
+}
