@@ -331,7 +331,7 @@ fn componentize(bytes: &[u8], surface: &mut Surface) -> Result<Vec<u8>, LoadErro
 
 fn encode(bytes: &[u8], wit: &[&[u8]]) -> Result<Vec<u8>, String> {
     let mut packages = WitPackages::default();
-    wit.iter().for_each(|section| packages.add(section));
+    wit.iter().try_for_each(|section| packages.add(section))?;
     packages.check()?;
     let encode = || ComponentEncoder::default().validate(true).module(bytes)?.encode();
     encode().map_err(|error: anyhow::Error| bounded_line(&format!("{error:#}")))

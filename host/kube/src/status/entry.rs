@@ -205,6 +205,7 @@ mod tests {
     #[test]
     fn an_entry_has_what_was_reported() {
         let status = DeviceStatus {
+            attributes: Default::default(),
             conditions: vec![
                 ready(Some(true), "Prepared"),
                 Condition { kind: "a/Link".to_owned(), ..ready(None, "") },
@@ -253,6 +254,7 @@ mod tests {
         let odd =
             ["", "a b", "Ready/", "C1"].map(|kind| Condition { kind: kind.to_owned(), ..ready(None, "x") });
         let status = DeviceStatus {
+            attributes: Default::default(),
             conditions: many.chain(odd).collect(),
             data: Some(format!(r#"{{"a":"{}"}}"#, "x".repeat(limit::STATUS_DATA_BYTES_MAX))),
             network: Some(NetworkData {
