@@ -1,6 +1,6 @@
 //! Watches a directory: watch, then list, then events; lists again on overflow, on a timer, and without a watch.
 //!
-//! Owns the system's watch and the order of the steps. An implementation of `Directory` interprets the entries.
+//! Owns the system's watches and the order of the steps. An implementation of `Directory` interprets the entries.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -32,6 +32,10 @@ pub trait Directory {
     fn depth(&self) -> RecursiveMode {
         RecursiveMode::NonRecursive
     }
+    /// Returns further directories that a list reads; each is watched as well.
+    fn others(&self) -> Vec<PathBuf> {
+        Vec::new()
+    }
     /// Records what an event shows and a list does not.
     fn note(&mut self, _event: &notify::Event) {}
     /// Records that events may be lost: the watch is new or missing, or its queue overflowed.
@@ -47,11 +51,13 @@ pub trait Directory {
 /// Watches a directory until the tasks stop. The first list is reported like later changes.
 pub async fn follow<F: Directory>(mut directory: F, tasks: Tasks, events: mpsc::Sender<F::Event>) {
     let (raw, mut arrivals) = mpsc::channel(EVENTS_WAITING_MAX);
-    let mut watched = Watched::new(directory.path().to_owned(), directory.depth(), raw);
+    let paths = std::iter::once(directory.path().to_owned()).chain(directory.others());
+    let watch = |path| Watched::new(path, directory.depth(), raw.clone());
+    let mut watches: Vec<_> = paths.map(watch).collect();
     let stopped = tasks.stopped();
     tokio::pin!(stopped);
     loop {
-        if watched.renew() || watched.has_lost() {
+        if watches.iter_mut().fold(false, |gap, watched| watched.renew() | watched.has_lost() | gap) {
             directory.note_gap();
         }
         for event in directory.look() {
@@ -59,7 +65,8 @@ pub async fn follow<F: Directory>(mut directory: F, tasks: Tasks, events: mpsc::
                 return;
             }
         }
-        let relist = Instant::now() + watched.period();
+        let period = watches.iter().map(Watched::period).min().unwrap_or(POLL_PERIOD);
+        let relist = Instant::now() + period;
         let wake = directory.next_look().map_or(relist, |look| look.min(relist));
         tokio::select! {
             // Safe to drop: the next start lists the directory.

@@ -338,9 +338,9 @@ impl Built {
         let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
         intake.spawn("cdi-directory", cdi_watch::watch(paths.cdi.clone(), intake.clone(), sender));
         manager.start(events);
-        let at_start = Arc::new(AtStart::look(&paths.drivers, &paths.plugins_registry));
+        let at_start = Arc::new(AtStart::look(&paths.drivers, &config.driver_images, &paths.plugins_registry));
         watch_config(&config, drivers, self.wasm.trust.clone(), conditions.clone());
-        watch_drivers(paths, &config.hardware, drivers, self.wasm);
+        watch_drivers(&config, drivers, self.wasm);
         serve_plugins(paths, drivers, registry.clone(), manager.clone(), sockets.device_plugins);
         let kubelet_sockets = match connected {
             Some(connected) => connected.start(&cluster::Parts {
@@ -444,7 +444,8 @@ fn watch_config(config: &Config, tasks: &Tasks, trust: Trust, conditions: Condit
     tasks.spawn("config-directory", watched::changes(directory, tasks.clone(), sender));
 }
 
-fn watch_drivers(paths: &Paths, hardware: &Hardware, tasks: &Tasks, wasm: WasmFiles) {
+fn watch_drivers(config: &Config, tasks: &Tasks, wasm: WasmFiles) {
+    let Config { paths, hardware, driver_images, .. } = config;
     let kernel = wasm.kernel.clone();
     // Before anything is served: a request that comes first waits for the drivers that are there.
     wasm.registry.set_listed(false);
@@ -454,7 +455,8 @@ fn watch_drivers(paths: &Paths, hardware: &Hardware, tasks: &Tasks, wasm: WasmFi
     }
     tasks.spawn("device-nodes", kernel::watch_nodes(hardware.dev(), tasks.clone(), kernel));
     tasks.spawn("wasm-files", wasm.run(events));
-    tasks.spawn("driver-directory", file_watch::watch(paths.drivers.clone(), tasks.clone(), sender));
+    let watch = file_watch::watch(paths.drivers.clone(), driver_images.clone(), tasks.clone(), sender);
+    tasks.spawn("driver-directory", watch);
 }
 
 /// Native plugins, by both ways of registration.

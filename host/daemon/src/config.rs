@@ -2,6 +2,7 @@
 //!
 //! Only values: paths are derived here, and nothing is created or opened but the file that is read, and the keys that it names.
 
+mod driver_images;
 mod kubernetes;
 mod overhead;
 mod values;
@@ -14,8 +15,10 @@ use serde::Deserialize;
 
 use nodedock_core::hardware::Hardware;
 use nodedock_model::{Uid, limit};
+use nodedock_wasm::driver_image::DriverImage;
 use nodedock_wasm::trust;
 
+pub use driver_images::DriverImageEntry;
 pub use kubernetes::{KubernetesConfig, KubernetesError, KubernetesFlags, KubernetesSection};
 
 /// The daemon's config file. Every key may be absent.
@@ -34,6 +37,9 @@ pub struct ConfigFile {
     pub claims: ClaimsSection,
     pub admin: AdminSection,
     pub kubernetes: KubernetesSection,
+    /// Directories with one driver each, beside the drivers directory.
+    #[serde(deserialize_with = "driver_images::entries")]
+    pub driver_images: Vec<DriverImageEntry>,
     /// As it is written; `policy` is checked.
     trust: trust::Section,
     /// The checked `trust` section with its keys.
@@ -97,6 +103,7 @@ impl ConfigFile {
             ("claims", self.claims != started.claims),
             ("admin", self.admin != started.admin),
             ("kubernetes", self.kubernetes != started.kubernetes),
+            ("driverImages", self.driver_images != started.driver_images),
         ];
         differs.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
     }
@@ -140,6 +147,8 @@ pub struct Config {
     pub instance: Option<Uid>,
     /// Where the node has its devices: of this machine, or of a recorded one.
     pub hardware: Hardware,
+    /// Directories with one driver each.
+    pub driver_images: Vec<DriverImage>,
     /// The config file as it was at the start.
     pub file: ConfigFile,
     /// Path of the config file, which is read again when it changes.
@@ -160,6 +169,9 @@ impl Config {
         paths.cdi_spec_dirs = file.cdi_spec_dirs.clone().unwrap_or(paths.cdi_spec_dirs);
         let node_name = flags.node_name.or_else(|| file.node_name.clone());
         let host_name = || rustix::system::uname().nodename().to_string_lossy().into_owned();
+        // What a file names has the file.
+        let path = flags.config.as_deref().unwrap_or(Path::new(""));
+        let driver_images = file.driver_images.iter().map(|entry| entry.image(path)).collect();
         let milliseconds = |value: Option<u64>, default| value.map_or(default, Duration::from_millis);
         Ok(Self {
             root: root.to_owned(),
@@ -171,6 +183,7 @@ impl Config {
             admin_address: file.admin.listen,
             hardware: Hardware::of_node(),
             instance: flags.instance_uid,
+            driver_images,
             file,
             file_path: flags.config,
         })

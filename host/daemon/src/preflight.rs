@@ -11,6 +11,7 @@ use crate::config::{Config, KubernetesConfig};
 use nodedock_base::error::chain;
 use nodedock_kube::client::{ApiError, KubeClient};
 use nodedock_kube::preflight;
+use nodedock_wasm::driver_image::DriverImage;
 
 /// Of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -55,6 +56,7 @@ pub(crate) async fn run(config: &Config) -> Vec<Check> {
     checks.extend(runtimes::checks(&config.root, &config.paths.cdi));
     checks.push(state_directory(config));
     checks.push(drivers_directory(&config.paths.drivers));
+    checks.extend(config.driver_images.iter().map(driver_image));
     checks.push(hardware(config));
     match &config.kubernetes {
         None => checks.push(Check::new("Kubernetes", Verdict::Ok, "not used; --kubernetes turns it on")),
@@ -141,6 +143,14 @@ fn drivers_directory(path: &Path) -> Check {
             Check::new(NAME, Verdict::Warning, format!("{shown} belongs to user {}", found.uid()))
         }
         Ok(_) => Check::new(NAME, Verdict::Ok, shown.to_string()),
+    }
+}
+
+fn driver_image(image: &DriverImage) -> Check {
+    const NAME: &str = "driver image";
+    match image.find() {
+        Ok(file) => Check::new(NAME, Verdict::Ok, format!("{}: {}", image.name, file.display())),
+        Err(error) => Check::new(NAME, Verdict::Failed, error.to_string()),
     }
 }
 
@@ -246,6 +256,18 @@ mod tests {
         let open = drivers_directory(dir.path());
         assert!(open.verdict == Verdict::Failed && open.finding.contains("775"), "{open:?}");
         assert_eq!(drivers_directory(&dir.path().join("none")).verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn a_driver_image_has_one_driver() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = dir.path().to_owned();
+        let image = DriverImage { name: "gpu".to_owned(), side_files: directory.clone(), directory };
+        let empty = driver_image(&image);
+        assert!(empty.verdict == Verdict::Failed && empty.finding.contains("driver image gpu"), "{empty:?}");
+        std::fs::write(dir.path().join("driver.wasm"), "").unwrap();
+        let one = driver_image(&image);
+        assert!(one.verdict == Verdict::Ok && one.finding.ends_with("/driver.wasm"), "{one:?}");
     }
 
     #[test]

@@ -108,6 +108,10 @@ pub const SIDE_FILE_BYTES_MAX: u64 = 256 << 10;
 pub const SIGNATURE_FILE_BYTES_MAX: u64 = 64 << 10;
 /// Files in the drivers directory that are read; further ones are reported.
 pub const DRIVER_FILES_MAX: usize = 512;
+/// Driver images of the config: each is a volume of the daemon's pod, and two watched directories.
+pub const DRIVER_IMAGES_MAX: usize = 64;
+/// Bytes of a driver image's name, of which the names of a volume and of files are made.
+pub const DRIVER_IMAGE_NAME_BYTES_MAX: usize = 56;
 
 /// Elapsed time of a prepare or unprepare, and of a discovery or health check.
 pub const CALL_WALL: Duration = Duration::from_secs(10);

@@ -132,6 +132,7 @@ pub enum ProblemCode {
     DriverExited,
     DriverFailed,
     DriverFileOpen,
+    DriverFileShadowed,
     DriverHandlesLimit,
     DriverInstancesLimit,
     DriverMemoriesLimit,

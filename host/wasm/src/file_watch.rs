@@ -1,9 +1,10 @@
-//! The drivers directory: watch, then list, then events; relist on overflow, on a timer, and on request.
+//! The drivers directory and the driver images: watch, then list, then events; relist on overflow, on a timer, and on request.
 //!
 //! A file is reported when it is whole: closed or renamed into place, or unchanged for a while. Side files
 //! (`NAME.grant.yaml`, `NAME.config.yaml`, `NAME.wasm.sig`) belong to the driver `NAME.wasm`; a change of any of them is a change of the driver.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ffi::OsStr;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use notify::event::{AccessKind, AccessMode, EventKind, ModifyKind};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use crate::driver_image::{DriverImage, ImageError};
 use crate::trust::permissions::{self, Fault};
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
@@ -29,8 +31,10 @@ pub enum FileEvent {
     Gone(String),
     /// Every file of the first list was reported: a driver that is not among them is not there.
     Listed,
-    /// Users other than root and the daemon's may put files into the directory, or replace it; none: they no longer may.
+    /// Users other than root and the daemon's may put files into a directory, or replace it; none: they no longer may.
     Permissions(Vec<Fault>),
+    /// Files of the drivers directory that are not loaded, since driver images have their names; none: there are no such files any more.
+    Shadowed(Vec<PathBuf>),
 }
 
 /// The files of one driver.
@@ -38,7 +42,8 @@ pub enum FileEvent {
 pub struct DriverFiles {
     /// File name without `.wasm`.
     pub stem: String,
-    pub wasm: PathBuf,
+    /// An error only for a driver image.
+    pub wasm: Result<PathBuf, ImageError>,
     pub grant: Option<PathBuf>,
     pub config: Option<PathBuf>,
     pub signature: Option<PathBuf>,
@@ -49,13 +54,28 @@ type Stamp = (u64, u64, u64, SystemTime, [i64; 2]);
 
 /// The stamps of a driver's files: the driver, its grant, its config, its signature.
 type Stamps = [Option<Stamp>; 4];
-type Listing = BTreeMap<String, Stamps>;
 
-const SUFFIXES: [&str; 4] = [".wasm", ".grant.yaml", ".config.yaml", ".wasm.sig"];
+/// A driver's files, and their stamps.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Listed {
+    files: DriverFiles,
+    stamps: Stamps,
+}
 
-/// Watches `directory` until the tasks stop. The first list is reported like later changes.
-pub async fn watch(directory: PathBuf, tasks: Tasks, events: mpsc::Sender<FileEvent>) {
-    watched::follow(DriversDirectory { path: directory, ..DriversDirectory::default() }, tasks, events).await;
+/// By stem.
+type Listing = BTreeMap<String, Listed>;
+
+pub(crate) const SUFFIXES: [&str; 4] = [".wasm", ".grant.yaml", ".config.yaml", ".wasm.sig"];
+
+/// Watches `directory` and the images until the tasks stop. The first list is reported like later changes.
+pub async fn watch(
+    directory: PathBuf,
+    images: Vec<DriverImage>,
+    tasks: Tasks,
+    events: mpsc::Sender<FileEvent>,
+) {
+    let drivers = DriversDirectory { path: directory, images, ..DriversDirectory::default() };
+    watched::follow(drivers, tasks, events).await;
 }
 
 /// Names of the drivers' files that exist now. A missing directory has none.
@@ -71,13 +91,15 @@ pub fn present(directory: &Path) -> io::Result<Vec<String>> {
 #[derive(Default)]
 struct DriversDirectory {
     path: PathBuf,
+    images: Vec<DriverImage>,
     reported: Listing,
     /// Files that are being written, and when they are reported all the same.
-    unsettled: HashMap<String, Instant>,
+    unsettled: HashMap<PathBuf, Instant>,
     /// Files known to be whole since they were last seen.
-    whole: HashSet<String>,
+    whole: HashSet<PathBuf>,
     /// As they were reported.
     faults: Vec<Fault>,
+    shadowed: Vec<PathBuf>,
     complained: bool,
     /// Whether the first list was reported.
     listed: bool,
@@ -94,23 +116,27 @@ impl Directory for DriversDirectory {
         RecursiveMode::NonRecursive
     }
 
+    fn others(&self) -> Vec<PathBuf> {
+        let directories = self.images.iter().flat_map(|image| [&image.directory, &image.side_files]);
+        directories.cloned().collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
     fn note(&mut self, event: &notify::Event) {
-        for name in event.paths.iter().filter_map(|path| path.file_name()) {
-            let name = name.to_string_lossy().into_owned();
+        for path in &event.paths {
             match event.kind {
                 EventKind::Access(AccessKind::Close(AccessMode::Write))
                 | EventKind::Modify(ModifyKind::Name(_)) => {
-                    self.unsettled.remove(&name);
-                    self.whole.insert(name);
+                    self.unsettled.remove(path);
+                    self.whole.insert(path.clone());
                 }
                 EventKind::Create(_) | EventKind::Modify(ModifyKind::Data(_) | ModifyKind::Any) => {
-                    self.whole.remove(&name);
+                    self.whole.remove(path);
                     // A writer that stalls: its file is taken as it is when nothing has come for ten times the usual.
-                    self.unsettled.insert(name, Instant::now() + limit::FILE_SETTLE * 10);
+                    self.unsettled.insert(path.clone(), Instant::now() + limit::FILE_SETTLE * 10);
                 }
                 EventKind::Remove(_) => {
-                    self.unsettled.remove(&name);
-                    self.whole.remove(&name);
+                    self.unsettled.remove(path);
+                    self.whole.remove(path);
                 }
                 _ => {}
             }
@@ -122,39 +148,34 @@ impl Directory for DriversDirectory {
     }
 
     fn look(&mut self) -> Vec<FileEvent> {
-        let listing = match list(&self.path, &self.reported) {
-            Ok(listing) => listing,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Listing::new(),
-            Err(error) => {
-                if !std::mem::replace(&mut self.complained, true) {
-                    let (directory, error) = (self.path.display(), chain(&error));
-                    tracing::warn!(%directory, error, "the directory cannot be listed, its drivers stay");
-                }
-                return Vec::new();
-            }
-        };
-        self.complained = false;
+        let (mut listing, is_complete) = self.list();
         let now = Instant::now();
         self.unsettled.retain(|_, take_at| *take_at > now);
         let mut events = Vec::new();
-        let faults = permissions::of_directory(&self.path);
+        let faults = self.find_faults();
         if faults != self.faults {
             self.faults.clone_from(&faults);
             events.push(FileEvent::Permissions(faults));
         }
-        for (stem, stamps) in &listing {
-            if self.reported.get(stem) != Some(stamps) && self.is_whole(stem, stamps, now) {
-                events.push(FileEvent::Changed(files(&self.path, stem, stamps)));
-                self.reported.insert(stem.clone(), *stamps);
+        let shadowed = self.add_images(&mut listing);
+        if shadowed != self.shadowed {
+            self.shadowed.clone_from(&shadowed);
+            events.push(FileEvent::Shadowed(shadowed));
+        }
+        for (stem, listed) in &listing {
+            if self.reported.get(stem) != Some(listed) && self.is_whole(listed, now) {
+                events.push(FileEvent::Changed(listed.files.clone()));
+                self.reported.insert(stem.clone(), listed.clone());
             }
         }
         let gone = self.reported.extract_if(.., |stem, _| !listing.contains_key(stem));
         events.extend(gone.map(|(stem, _)| FileEvent::Gone(stem)));
-        if !self.listed && self.reported.len() == listing.len() {
+        if !self.listed && is_complete && self.reported.len() == listing.len() {
             self.listed = true;
             events.push(FileEvent::Listed);
         }
-        self.whole.retain(|name| {
+        self.whole.retain(|path| {
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
             SUFFIXES.iter().any(|s| name.strip_suffix(s).is_some_and(|n| listing.contains_key(n)))
         });
         events
@@ -162,22 +183,84 @@ impl Directory for DriversDirectory {
 }
 
 impl DriversDirectory {
-    fn is_whole(&mut self, stem: &str, stamps: &Stamps, now: Instant) -> bool {
+    /// The drivers of the directory, and whether it could be listed; if not, those that were reported.
+    fn list(&mut self) -> (Listing, bool) {
+        match list(&self.path, &self.reported) {
+            Ok(listing) => {
+                self.complained = false;
+                (listing, true)
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.complained = false;
+                (Listing::new(), true)
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.complained, true) {
+                    let (directory, error) = (self.path.display(), chain(&error));
+                    tracing::warn!(%directory, error, "the directory cannot be listed, its drivers stay");
+                }
+                (self.reported.clone(), false)
+            }
+        }
+    }
+
+    /// Adds the images, before which files of the same name step back. Returns those files.
+    fn add_images(&self, listing: &mut Listing) -> Vec<PathBuf> {
+        let is_shadowed = |listed: Listed| {
+            let wasm = listed.files.wasm.ok()?;
+            (wasm.parent() == Some(&self.path)).then_some(wasm)
+        };
+        let add = |image: &DriverImage| {
+            let listed = Listed::new(image.files());
+            listing.insert(image.name.clone(), listed).and_then(is_shadowed)
+        };
+        self.images.iter().filter_map(add).collect()
+    }
+
+    /// Of the directory and those of the images. The directory of an image's grant is that of the daemon's config: a user who may change it
+    /// may change the config, and there is nothing left to protect.
+    fn find_faults(&self) -> Vec<Fault> {
+        let mut found: Vec<Fault> = Vec::new();
+        for directory in std::iter::once(&self.path).chain(self.images.iter().map(|image| &image.directory)) {
+            for fault in permissions::of_directory(directory) {
+                if !found.contains(&fault) {
+                    found.push(fault);
+                }
+            }
+        }
+        found
+    }
+
+    fn is_whole(&mut self, listed: &Listed, now: Instant) -> bool {
         let mut whole = true;
-        for (suffix, stamp) in SUFFIXES.iter().zip(stamps) {
-            let name = format!("{stem}{suffix}");
-            let Some(stamp) = stamp else { continue };
-            if self.unsettled.contains_key(&name) {
+        for (path, stamp) in listed.files.paths().into_iter().zip(&listed.stamps) {
+            let (Some(path), Some(stamp)) = (path, stamp) else { continue };
+            if self.unsettled.contains_key(path) {
                 whole = false;
-            } else if !self.whole.contains(&name) {
+            } else if !self.whole.contains(path) {
                 // Nothing was heard of it: it was there before the watch, or the watch missed it.
                 if let Some(wait) = settles_in(stamp) {
-                    self.unsettled.insert(name, now + wait);
+                    self.unsettled.insert(path.to_owned(), now + wait);
                     whole = false;
                 }
             }
         }
         whole
+    }
+}
+
+impl DriverFiles {
+    /// In the order of the suffixes.
+    fn paths(&self) -> [Option<&Path>; 4] {
+        let wasm = self.wasm.as_deref().ok();
+        [wasm, self.grant.as_deref(), self.config.as_deref(), self.signature.as_deref()]
+    }
+}
+
+impl Listed {
+    fn new(files: DriverFiles) -> Self {
+        let stamps = files.paths().map(|path| path.and_then(stamp));
+        Self { files, stamps }
     }
 }
 
@@ -194,8 +277,7 @@ fn list(directory: &Path, known: &Listing) -> io::Result<Listing> {
     let (mut names, mut too_many) = (BTreeSet::new(), 0);
     for entry in std::fs::read_dir(directory)? {
         let name = entry?.file_name();
-        let stem = name.to_str().and_then(|name| name.strip_suffix(SUFFIXES[0]));
-        let Some(stem) = stem.filter(|stem| !stem.is_empty() && !stem.starts_with('.')) else { continue };
+        let Some(stem) = stem(&name) else { continue };
         if stamp(&directory.join(&name)).is_some() {
             names.insert((!known.contains_key(stem), stem.to_owned()));
         }
@@ -208,11 +290,17 @@ fn list(directory: &Path, known: &Listing) -> io::Result<Listing> {
         let max = limit::DRIVER_FILES_MAX;
         tracing::warn!(directory = %directory.display(), too_many, max, "more drivers in the directory than are looked at");
     }
-    let stamped = |(_, stem): (bool, String)| {
-        let stamps = SUFFIXES.map(|suffix| stamp(&directory.join(format!("{stem}{suffix}"))));
-        stamps[0].is_some().then_some((stem, stamps))
+    let listed = |(_, stem): (bool, String)| {
+        let listed = Listed::new(files(directory, &stem));
+        listed.stamps[0].is_some().then_some((stem, listed))
     };
-    Ok(names.into_iter().filter_map(stamped).collect())
+    Ok(names.into_iter().filter_map(listed).collect())
+}
+
+/// The stem of a driver's file; hidden files are none.
+pub fn stem(name: &OsStr) -> Option<&str> {
+    let stem = name.to_str()?.strip_suffix(SUFFIXES[0])?;
+    (!stem.is_empty() && !stem.starts_with('.')).then_some(stem)
 }
 
 /// Follows links: a mounted ConfigMap is a directory of them. None: there is no such file.
@@ -222,14 +310,16 @@ fn stamp(path: &Path) -> Option<Stamp> {
     Some((found.dev(), found.ino(), found.size(), found.modified().ok()?, changed))
 }
 
-fn files(directory: &Path, stem: &str, stamps: &Stamps) -> DriverFiles {
+/// The files of a driver in the drivers directory.
+fn files(directory: &Path, stem: &str) -> DriverFiles {
     let path = |index: usize| directory.join(format!("{stem}{}", SUFFIXES[index]));
+    let existing = |index| Some(path(index)).filter(|path| path.is_file());
     DriverFiles {
         stem: stem.to_owned(),
-        wasm: path(0),
-        grant: stamps[1].map(|_| path(1)),
-        config: stamps[2].map(|_| path(2)),
-        signature: stamps[3].map(|_| path(3)),
+        wasm: Ok(path(0)),
+        grant: existing(1),
+        config: existing(2),
+        signature: existing(3),
     }
 }
 
@@ -250,7 +340,7 @@ mod tests {
             prepare(dir.path());
             let (sender, events) = mpsc::channel(16);
             let tasks = Tasks::new();
-            tasks.spawn("watch", watch(dir.path().to_owned(), tasks.clone(), sender));
+            tasks.spawn("watch", watch(dir.path().to_owned(), Vec::new(), tasks.clone(), sender));
             Self { dir, events, tasks }
         }
 
@@ -324,7 +414,7 @@ mod tests {
         half.write_all(b"second").unwrap();
         drop(half);
         let files = watched.changed().await;
-        assert_eq!(std::fs::read(files.wasm).unwrap(), b"first second");
+        assert_eq!(std::fs::read(files.wasm.unwrap()).unwrap(), b"first second");
     }
 
     #[tokio::test]

@@ -33,6 +33,7 @@ mod concurrency;
 mod convert;
 mod driver;
 pub mod driver_config;
+pub mod driver_image;
 mod edits;
 mod engine;
 mod executor;

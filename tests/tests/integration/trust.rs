@@ -1,6 +1,7 @@
 //! Driver files that are signed, pinned, neither, or where others may write: who is loaded, who is not, and what is said of it.
 
 mod config;
+mod images;
 mod inspect;
 mod kept;
 mod keys;

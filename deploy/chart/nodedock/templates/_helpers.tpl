@@ -43,5 +43,31 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if .Values.metrics.enabled -}}
 {{- $_ := set $config "admin" (dict "listen" (printf "0.0.0.0:%d" (int .Values.metrics.port))) -}}
 {{- end -}}
+{{- with .Values.drivers -}}
+{{- $images := list -}}
+{{- range . -}}
+{{- $images = append $images (dict "name" .name "directory" (printf "/drivers/%s" .name)) -}}
+{{- end -}}
+{{- $_ := set $config "driverImages" $images -}}
+{{- end -}}
 {{- toYaml $config -}}
+{{- end -}}
+
+{{- /* Refuses drivers that the schema cannot refuse. */ -}}
+{{- define "nodedock.checkDrivers" -}}
+{{- $names := dict -}}
+{{- range $index, $driver := .Values.drivers -}}
+{{- if hasKey $names .name -}}
+{{- fail (printf "drivers[%d].name: two drivers are named %s" $index .name) -}}
+{{- end -}}
+{{- $_ := set $names .name true -}}
+{{- if not (or .allowTag (regexMatch "@sha256:[0-9a-f]{64}$|@sha512:[0-9a-f]{128}$" .image)) -}}
+{{- fail (printf "drivers[%d].image: image %s of driver %s is not pinned by digest, so each node could run another driver: write it as REPOSITORY@sha256:DIGEST, or set drivers[%d].allowTag to true" $index .image .name $index) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* A side file of a driver, given as an object or as a text. */ -}}
+{{- define "nodedock.sideFile" -}}
+{{- if kindIs "string" . }}{{ . }}{{ else }}{{ toYaml . }}{{ end -}}
 {{- end -}}

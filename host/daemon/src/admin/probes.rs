@@ -23,6 +23,7 @@ use nodedock_base::tasks::Tasks;
 use nodedock_core::registry::{DriverState, DriverView, Registry};
 use nodedock_model::DriverKind;
 use nodedock_native::sockets;
+use nodedock_wasm::driver_image::DriverImage;
 use nodedock_wasm::file_watch;
 
 /// Minimum interval of liveness checks, whatever the number of requests.
@@ -117,6 +118,8 @@ async fn in_time(part: &str, answers: impl Future<Output = bool>) -> Option<Stri
 
 /// The drivers and registration sockets that were there when the daemon started.
 pub struct AtStart {
+    /// Driver images, as the registry has them.
+    images: Vec<String>,
     directories: Mutex<[Directory; 2]>,
     /// It was ready once: what comes later does not change that.
     ready: AtomicBool,
@@ -134,7 +137,7 @@ type List = fn(&Path) -> io::Result<Vec<String>>;
 
 impl AtStart {
     /// Lists the directories of drivers and of registration sockets. One that cannot be listed is listed later.
-    pub fn look(drivers: &Path, sockets: &Path) -> Self {
+    pub fn look(drivers: &Path, images: &[DriverImage], sockets: &Path) -> Self {
         let list_sockets: List = |path| {
             let found = sockets::present(path)?;
             Ok(found.into_iter().map(|socket| socket.display().to_string()).collect())
@@ -142,7 +145,8 @@ impl AtStart {
         let listed =
             |path: &Path, list: List| Directory { path: path.to_owned(), list, names: list(path).ok() };
         let directories = [listed(drivers, file_watch::present), listed(sockets, list_sockets)];
-        Self { directories: Mutex::new(directories), ready: AtomicBool::new(false) }
+        let images = images.iter().map(DriverImage::source).collect();
+        Self { images, directories: Mutex::new(directories), ready: AtomicBool::new(false) }
     }
 
     /// Becomes true when all of it is loaded, failed or removed, and stays true.
@@ -177,8 +181,10 @@ impl AtStart {
     }
 
     fn unloaded(&self, views: &[DriverView]) -> Vec<String> {
+        // The config has an image for as long as the daemon runs.
+        let images = self.images.iter().filter_map(|source| unloaded(source, views, || false));
         let mut directories = self.directories.lock();
-        directories.iter_mut().flat_map(|directory| directory.unloaded(views)).collect()
+        images.chain(directories.iter_mut().flat_map(|directory| directory.unloaded(views))).collect()
     }
 }
 
@@ -191,16 +197,20 @@ impl Directory {
                 return vec![format!("the directory {path} cannot be listed: {}", chain(&error))];
             }
         };
-        let unloaded = |source: &String| match views.iter().find(|view| view.source == *source) {
-            Some(view) if is_under_way(view) => {
-                Some(format!("{source} is {}: it is being loaded", view.state.as_str()))
-            }
-            Some(_) => None,
-            // It was removed before the registry knew it.
-            None if std::fs::symlink_metadata(self.path.join(source)).is_err() => None,
-            None => Some(format!("{source} was not looked at yet")),
-        };
-        names.iter().filter_map(unloaded).collect()
+        let is_gone = |source: &String| std::fs::symlink_metadata(self.path.join(source)).is_err();
+        names.iter().filter_map(|source| unloaded(source, views, || is_gone(source))).collect()
+    }
+}
+
+/// Returns why a source is awaited, if it is. `is_gone`: it was removed before the registry knew it.
+fn unloaded(source: &str, views: &[DriverView], is_gone: impl FnOnce() -> bool) -> Option<String> {
+    match views.iter().find(|view| view.source == source) {
+        Some(view) if is_under_way(view) => {
+            Some(format!("{source} is {}: it is being loaded", view.state.as_str()))
+        }
+        Some(_) => None,
+        None if is_gone() => None,
+        None => Some(format!("{source} was not looked at yet")),
     }
 }
 
@@ -241,12 +251,15 @@ mod tests {
         }
         let registry =
             Registry::new(Changes::default(), nodedock_base::conditions::Conditions::default(), None);
-        let at_start = AtStart::look(&drivers, &sockets);
+        let (name, directory) = ("image".to_owned(), directory.path().to_owned());
+        let image = DriverImage { name, side_files: directory.clone(), directory };
+        let at_start = AtStart::look(&drivers, &[image], &sockets);
         // What comes later is not awaited.
         std::fs::write(drivers.join("later.wasm"), "x").unwrap();
         let awaited = || at_start.unloaded(&registry.list());
         let unseen = |name: &str| format!("{name} was not looked at yet");
-        assert_eq!(awaited(), ["a.wasm", "b.wasm", "c.wasm"].map(unseen));
+        assert_eq!(awaited(), ["image.wasm", "a.wasm", "b.wasm", "c.wasm"].map(unseen));
+        registry.update(DriverKind::Wasm, "image.wasm", |view| view.state = DriverState::Failed);
         registry.update(DriverKind::Wasm, "a.wasm", |view| view.state = DriverState::Compiled);
         registry.update(DriverKind::Wasm, "b.wasm", |view| view.state = DriverState::Failed);
         std::fs::remove_file(drivers.join("c.wasm")).unwrap();
@@ -260,7 +273,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (drivers, sockets) = (directory.path().join("drivers"), directory.path().join("sockets"));
         std::fs::write(&drivers, "a file").unwrap();
-        let at_start = AtStart::look(&drivers, &sockets);
+        let at_start = AtStart::look(&drivers, &[], &sockets);
         let wrong = at_start.unloaded(&[]);
         assert!(wrong.len() == 1 && wrong[0].contains("drivers cannot be listed"), "{wrong:?}");
         std::fs::remove_file(&drivers).unwrap();

@@ -1,6 +1,8 @@
 //! `nodedock driver`: commands about driver files, for authors and operators.
 
+mod image_layout;
 mod inspect;
+mod package;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,6 +29,8 @@ pub(super) enum DriverCommand {
     Inspect(inspect::InspectArgs),
     /// Print a grant with everything that a driver file requests, to be read, narrowed and saved as NAME.grant.yaml
     Grant { file: PathBuf },
+    /// Write a driver file as an OCI image (an image layout), to be pushed to a registry and mounted by a container runtime
+    Package(package::PackageArgs),
     /// Have the daemon read a driver's files again and poll its devices; by the driver's name or its file's
     Reload { name: String },
     /// End a driver's quarantine now, and reset its count of failures; by the driver's name or its file's
@@ -37,6 +41,7 @@ pub(super) async fn run(location: &Location, command: DriverCommand) -> Result<(
     match command {
         DriverCommand::Inspect(args) => inspect::run(args).await,
         DriverCommand::Grant { file } => print_grant(&file).await,
+        DriverCommand::Package(args) => package::run(args).await,
         DriverCommand::Reload { name } => reload(location, name).await,
         DriverCommand::Resume { name } => resume(location, name).await,
     }
@@ -73,10 +78,14 @@ fn grant_beside(file: &Path, given: Option<&Path>) -> Result<(Grant, Option<Path
     let Some(path) = given.map(Path::to_owned).or_else(|| beside.is_file().then_some(beside)) else {
         return Ok((Grant::empty(), None));
     };
-    let text = String::from_utf8(read(&path, limit::SIDE_FILE_BYTES_MAX)?)
-        .with_context(|| format!("{} is not UTF-8 text", path.display()))?;
-    let grant = Grant::parse(&text).with_context(|| format!("grant {}", path.display()))?;
+    let grant = Grant::parse(&read_text(&path)?).with_context(|| format!("grant {}", path.display()))?;
     Ok((grant, Some(path)))
+}
+
+/// Reads a grant or a config.
+fn read_text(path: &Path) -> Result<String> {
+    let bytes = read(path, limit::SIDE_FILE_BYTES_MAX)?;
+    String::from_utf8(bytes).with_context(|| format!("{} is not UTF-8 text", path.display()))
 }
 
 async fn print_grant(file: &Path) -> Result<()> {

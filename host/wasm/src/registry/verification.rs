@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::driver_config::{self, DriverConfigError};
+use crate::driver_image::ImageError;
 use crate::file_watch::DriverFiles;
 use crate::registry::file_memory::Room;
 use crate::stored_files::SignedFile;
@@ -35,6 +36,8 @@ pub(super) struct Verified {
 /// Why files are not compiled.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FileError {
+    #[error(transparent)]
+    Image(#[from] ImageError),
     #[error("read {}", path.display())]
     Read { path: PathBuf, source: OpenError },
     #[error("{} is larger than {max} bytes", path.display())]
@@ -87,7 +90,8 @@ impl Verification {
             let mut faults = FileFaults::new();
             let grant = read_text(of_thread.grant.as_deref(), &mut faults).and_then(parse_grant);
             // A path that is not a file has no size, and fails when it is read.
-            let size = std::fs::metadata(&of_thread.wasm).map_or(0, |found| found.len());
+            let found = of_thread.wasm.ok().and_then(|path| std::fs::metadata(path).ok());
+            let size = found.map_or(0, |found| found.len());
             (faults, grant, size)
         });
         let interrupted = |_| (FileFaults::new(), Err(FileError::Interrupted), 0);
@@ -117,11 +121,12 @@ fn verify(
     faults: &mut FileFaults,
     digest: &mut Option<String>,
 ) -> Result<Verified, FileError> {
-    let code = read_code(&files.wasm, room, faults)?;
+    let wasm = files.wasm.as_deref().map_err(Clone::clone)?;
+    let code = read_code(wasm, room, faults)?;
     let signature = files.signature.as_deref();
     let signature = signature.map(|path| read(path, limit::SIGNATURE_FILE_BYTES_MAX, faults)).transpose()?;
     let config = read_text(files.config.as_deref(), faults);
-    check_permissions(files, policy, faults)?;
+    check_permissions(wasm, policy, faults)?;
     let verdict = policy.judge(&files.stem, &code, signature.as_deref());
     *digest = Some(verdict.digest().to_owned());
     if verdict.refuses() {
@@ -168,11 +173,11 @@ fn read_text(path: Option<&Path>, faults: &mut FileFaults) -> Result<NamedText, 
 }
 
 /// In a directory that others may write, a name and its side files prove nothing.
-fn check_permissions(files: &DriverFiles, policy: &Policy, faults: &FileFaults) -> Result<(), FileError> {
+fn check_permissions(wasm: &Path, policy: &Policy, faults: &FileFaults) -> Result<(), FileError> {
     if policy.mode() != Mode::Enforce {
         return Ok(());
     }
-    let of_directory = || permissions::of_directory(files.wasm.parent()?).into_iter().next();
+    let of_directory = || permissions::of_directory(wasm.parent()?).into_iter().next();
     let fault = faults.first().map(|(_, fault)| fault.clone()).or_else(of_directory);
     fault.map_or(Ok(()), |fault| Err(FileError::Permissions(fault)))
 }
@@ -206,7 +211,7 @@ mod tests {
     fn files(directory: &Path, code: &[u8]) -> DriverFiles {
         let wasm = directory.join("a.wasm");
         std::fs::write(&wasm, code).unwrap();
-        DriverFiles { stem: "a".to_owned(), wasm, grant: None, config: None, signature: None }
+        DriverFiles { stem: "a".to_owned(), wasm: Ok(wasm), grant: None, config: None, signature: None }
     }
 
     /// A directory full of large files that wait for the compiler was in memory as a whole.
@@ -220,7 +225,7 @@ mod tests {
         drop(code);
         assert_eq!(memory.loading.available_permits(), all);
 
-        let gone = DriverFiles { wasm: directory.path().join("b.wasm"), ..files };
+        let gone = DriverFiles { wasm: Ok(directory.path().join("b.wasm")), ..files };
         let outcome = end(Verification::begin(&gone).await, &memory).await;
         assert!(
             matches!(outcome.verified, Err(FileError::Read { .. }))
@@ -237,7 +242,7 @@ mod tests {
         let outcome = end(verification, &memory).await;
         assert!(matches!(outcome.verified, Err(FileError::Read { source: OpenError::Changed, .. })));
 
-        let file = std::fs::File::options().write(true).open(&small.wasm).unwrap();
+        let file = std::fs::File::options().write(true).open(small.wasm.as_deref().unwrap()).unwrap();
         file.set_len(limit::DRIVER_FILE_BYTES_MAX + 1).unwrap();
         let outcome = end(Verification::begin(&small).await, &memory).await;
         let max = limit::DRIVER_FILE_BYTES_MAX;

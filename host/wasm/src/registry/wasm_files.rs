@@ -1,4 +1,4 @@
-//! WASM drivers from the drivers directory: each file has a worker that loads it, replaces it and removes it.
+//! WASM drivers from the drivers directory and from images: each file has a worker that loads it, replaces it and removes it.
 //!
 //! # Life of a driver file
 //!
@@ -83,6 +83,7 @@ impl WasmFiles {
                         self.report_directory(&faults);
                         self.trust.judge_again();
                     }
+                    Some(FileEvent::Shadowed(files)) => self.report_shadowed(&files),
                 },
                 Some(request) = reloads.recv() => workers.reload(request),
             }

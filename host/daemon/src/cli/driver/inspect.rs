@@ -189,7 +189,7 @@ fn limits(asked: &LimitValues, granted: &LimitValues) -> Vec<Limit> {
 }
 
 /// Labels the first of several values.
-fn labelled(label: &str, values: impl IntoIterator<Item = String>) -> Vec<String> {
+pub(super) fn labelled(label: &str, values: impl IntoIterator<Item = String>) -> Vec<String> {
     let label = std::iter::once(label).chain(std::iter::repeat(""));
     label.zip(values).map(|(label, value)| format!("{label:<10}{value}")).collect()
 }

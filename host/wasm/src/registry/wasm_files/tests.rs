@@ -61,7 +61,7 @@ impl Scene {
         let beside = |suffix: &str| Some(path(suffix)).filter(|path| path.exists());
         DriverFiles {
             stem: STEM.to_owned(),
-            wasm: path(".wasm"),
+            wasm: Ok(path(".wasm")),
             grant: beside(".grant.yaml"),
             config: beside(".config.yaml"),
             signature: beside(".wasm.sig"),

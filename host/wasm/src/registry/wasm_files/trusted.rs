@@ -1,6 +1,6 @@
 //! Trust in a driver's files: conditions about them, and judging them again when the policy changes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::{DriverState, Refusal, WasmFiles, Worker};
@@ -12,6 +12,18 @@ use crate::trust::permissions::Fault;
 use nodedock_model::{Problem, ProblemCode};
 
 impl WasmFiles {
+    /// Sets conditions for files that step back before driver images, and clears those of other files.
+    pub(super) fn report_shadowed(&self, files: &[PathBuf]) {
+        let code = ProblemCode::DriverFileShadowed;
+        let found: Vec<_> = files.iter().map(|file| file.display().to_string()).collect();
+        self.conditions.retain(code, |known| found.iter().any(|subject| subject == known));
+        for subject in found {
+            let message =
+                "the file is not loaded, since an entry of driverImages has its name: remove the file, or rename the entry";
+            self.conditions.set(&subject, Problem::invalid(code, message));
+        }
+    }
+
     /// Sets conditions for the directory's faults, and clears those of former faults.
     pub(super) fn report_directory(&self, faults: &[Fault]) {
         let subject = |fault: &Fault| fault.path.display().to_string();

@@ -76,7 +76,7 @@ mod tests {
             simulated = Some(Simulated { files, reloads, end, before });
             Handle { files: sender, reloads: requests, ended }
         };
-        let wasm = format!("/drivers/{stem}.wasm").into();
+        let wasm = Ok(format!("/drivers/{stem}.wasm").into());
         let files = DriverFiles { stem: stem.to_owned(), wasm, grant: None, config: None, signature: None };
         workers.load(files, start);
         simulated
