@@ -62,6 +62,14 @@ pub(crate) fn cargo_fuzz() -> Finding {
     }
 }
 
+/// Finds a reader of OCI image layouts.
+pub(crate) fn skopeo() -> Finding {
+    match find("skopeo") {
+        Some(_) => Finding::Present,
+        None => Finding::Missing("skopeo is not installed".into()),
+    }
+}
+
 /// Finds a C++ compiler for libFuzzer.
 pub(crate) fn cplusplus() -> Finding {
     match find("c++") {

@@ -100,6 +100,7 @@ fn report_skipped(workspace: &Workspace) {
 fn outside_software(workspace: &Workspace) -> Vec<(String, Finding)> {
     let own = [
         ("devices in real containers", machine::podman().map_or_else(Finding::Missing, |_| Finding::Present)),
+        ("packaged drivers as skopeo reads them", machine::skopeo()),
         ("Kubernetes, agents, kubelets and drivers written in Go", machine::go()),
         ("clients and plugins written in Python", machine::python_grpc()),
     ];

@@ -35,7 +35,6 @@ use nodedock_core::cdi_watch;
 use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::device_metadata::{self, MetadataSettings};
 use nodedock_core::driver::NodeFacts;
-use nodedock_core::hardware::Hardware;
 use nodedock_core::manager::claims::RecordedValues;
 use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::manager::claims::source::{ClaimDirectory, ClaimSource};
@@ -338,7 +337,8 @@ impl Built {
         let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
         intake.spawn("cdi-directory", cdi_watch::watch(paths.cdi.clone(), intake.clone(), sender));
         manager.start(events);
-        let at_start = Arc::new(AtStart::look(&paths.drivers, &config.driver_images, &paths.plugins_registry));
+        let at_start =
+            Arc::new(AtStart::look(&paths.drivers, &config.driver_images, &paths.plugins_registry));
         watch_config(&config, drivers, self.wasm.trust.clone(), conditions.clone());
         watch_drivers(&config, drivers, self.wasm);
         serve_plugins(paths, drivers, registry.clone(), manager.clone(), sockets.device_plugins);

@@ -475,6 +475,112 @@ mod tests {
         assert_eq!(present(dir.path()).unwrap()[0], "a000.wasm", "a new daemon takes them by name");
     }
 
+    fn image(dir: &Path, name: &str) -> DriverImage {
+        let directory = dir.join(name);
+        DriverImage { name: name.to_owned(), directory, side_files: dir.to_owned() }
+    }
+
+    /// A file that is whole since long, in a directory that is made.
+    fn put_in(dir: &Path, name: &str) -> PathBuf {
+        std::fs::create_dir_all(dir).unwrap();
+        let file = std::fs::File::create(dir.join(name)).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        dir.join(name)
+    }
+
+    #[test]
+    fn an_image_is_reported_with_its_driver_its_signature_and_the_side_files_of_its_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path();
+        let gpu = image(at, "gpu");
+        let wasm = put_in(&gpu.directory, "driver.wasm");
+        let signature = put_in(&gpu.directory, "driver.wasm.sig");
+        for ignored in ["gpu.grant.yaml", "driver.grant.yaml", "gpu.config.yaml", ".hidden.wasm", "LICENSE"] {
+            put_in(&gpu.directory, ignored);
+        }
+        let images = vec![gpu, image(at, "none")];
+        let path = at.join("drivers");
+        let mut state = DriversDirectory { path, images, ..DriversDirectory::default() };
+        let found = |events: &[FileEvent], stem: &str| {
+            let files = events.iter().find_map(|event| match event {
+                FileEvent::Changed(files) if files.stem == stem => Some(files.clone()),
+                _ => None,
+            });
+            files.unwrap_or_else(|| panic!("{stem} in {events:?}"))
+        };
+        let first = state.look();
+        let files = found(&first, "gpu");
+        assert_eq!((files.wasm, files.signature), (Ok(wasm), Some(signature)));
+        assert_eq!((files.grant, files.config), (None, None), "an image grants itself nothing");
+        assert!(matches!(found(&first, "none").wasm, Err(ImageError::Unlisted { .. })), "{first:?}");
+        assert_eq!((first.len(), first.last()), (3, Some(&FileEvent::Listed)));
+        assert_eq!(state.look(), []);
+
+        let grant = put_in(at, "gpu.grant.yaml");
+        assert_eq!(found(&state.look(), "gpu").grant, Some(grant));
+        put_in(&at.join("none"), "README.md");
+        assert!(matches!(found(&state.look(), "none").wasm, Err(ImageError::Empty { .. })));
+        ["b.wasm", "a.wasm", "c.wasm"].iter().for_each(|name| drop(put_in(&at.join("none"), name)));
+        let several = found(&state.look(), "none").wasm.unwrap_err();
+        assert!(several.to_string().contains("a.wasm and b.wasm"), "{several}");
+    }
+
+    #[test]
+    fn a_file_with_the_name_of_an_image_steps_back_until_it_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, gpu) = (dir.path().join("drivers"), image(dir.path(), "gpu"));
+        let (file, of_image) = (put_in(&path, "gpu.wasm"), put_in(&gpu.directory, "gpu.wasm"));
+        put_in(&path, "nic.wasm");
+        let mut state = DriversDirectory { path, images: vec![gpu], ..DriversDirectory::default() };
+        let first = state.look();
+        let [
+            FileEvent::Shadowed(shadowed),
+            FileEvent::Changed(gpu),
+            FileEvent::Changed(nic),
+            FileEvent::Listed,
+        ] = first.as_slice()
+        else {
+            panic!("{first:?}")
+        };
+        assert_eq!((shadowed, &gpu.wasm, nic.stem.as_str()), (&vec![file.clone()], &Ok(of_image), "nic"));
+        std::fs::remove_file(file).unwrap();
+        assert_eq!(state.look(), [FileEvent::Shadowed(Vec::new())]);
+    }
+
+    #[test]
+    fn a_drivers_directory_that_cannot_be_listed_keeps_no_image_back_and_is_not_listed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, gpu) = (put_in(dir.path(), "drivers"), image(dir.path(), "gpu"));
+        put_in(&gpu.directory, "gpu.wasm");
+        let mut state =
+            DriversDirectory { path: path.clone(), images: vec![gpu], ..DriversDirectory::default() };
+        let first = state.look();
+        assert!(matches!(first.as_slice(), [FileEvent::Changed(_)]), "{first:?}");
+        assert_eq!(state.look(), []);
+        std::fs::remove_file(path).unwrap();
+        assert_eq!(state.look(), [FileEvent::Listed]);
+    }
+
+    /// The directory of the grants is another than that of the image.
+    #[tokio::test]
+    async fn a_grant_beside_the_config_is_noticed_by_its_own_watch() {
+        let dir = tempfile::tempdir().unwrap();
+        let (gpu, (sender, mut events)) = (image(dir.path(), "gpu"), mpsc::channel(16));
+        put_in(&gpu.directory, "gpu.wasm");
+        std::fs::create_dir(dir.path().join("drivers")).unwrap();
+        let tasks = Tasks::new();
+        tasks.spawn("watch", watch(dir.path().join("drivers"), vec![gpu], tasks.clone(), sender));
+        while events.recv().await != Some(FileEvent::Listed) {}
+        // Far earlier than the next list on a timer.
+        let noticed = tokio::time::timeout(limit::RELIST_PERIOD / 3, async {
+            std::fs::write(dir.path().join("gpu.grant.yaml"), "x").unwrap();
+            events.recv().await
+        });
+        let Ok(Some(FileEvent::Changed(files))) = noticed.await else { panic!("it was not noticed") };
+        assert_eq!(files.grant, Some(dir.path().join("gpu.grant.yaml")));
+        assert!(tasks.drain(Duration::from_secs(5)).await);
+    }
+
     #[tokio::test]
     async fn a_renamed_file_and_a_removed_directory_are_noticed() {
         let mut watched = Watched::new(|dir| std::fs::write(dir.join("x.tmp"), "a").unwrap());

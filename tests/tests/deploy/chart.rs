@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use nodedock_tests::machine::{program, skip};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::objects::{base, defects, deploy, of_kind, one, parse};
 
@@ -94,6 +94,8 @@ fn every_value_makes_what_the_api_knows() {
         "config: {claims: {callDeadlineMs: 5000}, trust: {mode: warn}}",
         "updateStrategy: {maxSurge: 10%}\nnodeSelector: {gpu: \"yes\"}\ntolerations: []\naffinity: {nodeAffinity: {}}",
         "podAnnotations: {a: b}\npodLabels: {c: d}",
+        "drivers: [{name: a, image: \"r/a:1\", allowTag: true, pullPolicy: Always, subPath: drivers/a}]",
+        DRIVERS,
     ];
     for values in sets {
         let objects = parse(&render(&helm, values).unwrap_or_else(|error| panic!("{values}: {error}")));
@@ -144,10 +146,146 @@ fn bad_values_are_refused_by_name() {
         ("terminationGracePeriodSeconds: 5", "terminationGracePeriodSeconds"),
         ("updateStrategy: {maxSurge: 0}", "maxSurge"),
         ("metrics: {podMonitor: {enabled: true}}", "metrics.enabled"),
+        ("config: {driverImages: []}", "config"),
+        ("drivers: [{name: gpu}]", "image"),
+        ("drivers: [{image: a}]", "name"),
+        ("drivers: [{name: Gpu, image: a}]", "name"),
+        ("drivers: [{name: gpu.v1, image: a}]", "name"),
+        ("drivers: [{name: gpu, image: a, pullPolicy: Sometimes}]", "pullPolicy"),
+        ("drivers: [{name: gpu, image: a, allowTag: true, subPath: /a}]", "subPath"),
+        ("drivers: [{name: gpu, image: a, allowTag: true, grant: [a]}]", "grant"),
+        ("drivers: [{name: gpu, image: a, grnt: {}}]", "grnt"),
     ] {
         let error = render(&helm, values).expect_err(values);
         assert!(error.contains(named), "{values}: {error}");
     }
+}
+
+/// Two drivers: the one of the kustomize example, and one whose side files are objects.
+const DRIVERS: &str = "
+drivers:
+- name: gpu
+  image: registry.example.com/gpu-driver@sha256:0000000000000000000000000000000000000000000000000000000000000000
+  grant: |
+    apiVersion: nodedock.dev/v1
+    kind: DriverGrant
+    env:
+    - GPU_*
+  config: |
+    pools: []
+- name: nic
+  image: localhost:5000/nic:1.0@sha256:1111111111111111111111111111111111111111111111111111111111111111
+  pullPolicy: Always
+  subPath: drivers/nic
+  grant: {apiVersion: nodedock.dev/v1, kind: DriverGrant}
+  config: {pools: [{name: nics}]}
+";
+
+#[test]
+fn a_driver_is_an_image_volume_with_its_grant_and_its_config_in_the_config_map() {
+    let Some(helm) = tool("helm") else { return };
+    let objects = parse(&render(&helm, DRIVERS).unwrap());
+    let data = &one(&objects, "ConfigMap")["data"];
+    let config = parse(data["config.yaml"].as_str().unwrap()).remove(0);
+    let entry = |name: &str| json!({"name": name, "directory": format!("/drivers/{name}")});
+    assert_eq!(config["driverImages"], json!([entry("gpu"), entry("nic")]));
+    assert_eq!(data["gpu.grant.yaml"], "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nenv:\n- GPU_*\n");
+    assert_eq!(data["gpu.config.yaml"], "pools: []\n");
+    let nic = |kind: &str| parse(data[format!("nic.{kind}.yaml")].as_str().unwrap()).remove(0);
+    assert_eq!(nic("grant"), json!({"apiVersion": "nodedock.dev/v1", "kind": "DriverGrant"}));
+    assert_eq!(nic("config"), json!({"pools": [{"name": "nics"}]}));
+    assert_eq!(data.as_object().unwrap().len(), 5);
+
+    let pod = &one(&objects, "DaemonSet")["spec"]["template"]["spec"];
+    let by_name = |list: &Value, name: &str| {
+        let found = list.as_array().unwrap().iter().find(|entry| entry["name"] == name);
+        found.unwrap_or_else(|| panic!("{name} in {list}")).clone()
+    };
+    let image = |name: &str| by_name(&pod["volumes"], name)["image"].clone();
+    let (gpu, nic) = ("0".repeat(64), "1".repeat(64));
+    let gpu = format!("registry.example.com/gpu-driver@sha256:{gpu}");
+    assert_eq!(image("driver-gpu"), json!({"reference": gpu, "pullPolicy": "IfNotPresent"}));
+    let nic = format!("localhost:5000/nic:1.0@sha256:{nic}");
+    assert_eq!(image("driver-nic"), json!({"reference": nic, "pullPolicy": "Always"}));
+    let mounts = &pod["containers"][0]["volumeMounts"];
+    let gpu = json!({"name": "driver-gpu", "mountPath": "/drivers/gpu", "readOnly": true});
+    assert_eq!(by_name(mounts, "driver-gpu"), gpu);
+    assert_eq!(by_name(mounts, "driver-nic")["subPath"], "drivers/nic");
+
+    let without = render(&helm, "").unwrap();
+    assert!(!without.contains("driverImages") && !without.contains("image: {reference"), "{without}");
+}
+
+/// A driver without a grant is shown as blocked, with what it requests.
+#[test]
+fn side_files_that_are_not_given_are_not_made() {
+    let Some(helm) = tool("helm") else { return };
+    let objects = parse(&render(&helm, "drivers: [{name: a, image: r/a, allowTag: true}]").unwrap());
+    let data = one(&objects, "ConfigMap")["data"].as_object().unwrap();
+    assert_eq!(data.keys().collect::<Vec<_>>(), ["config.yaml"]);
+}
+
+#[test]
+fn an_image_that_is_not_pinned_is_refused_unless_that_is_allowed() {
+    let Some(helm) = tool("helm") else { return };
+    let digest = |length: usize| format!("sha256:{}", "0".repeat(length));
+    for image in ["r/gpu", "r/gpu:1.0", &format!("r/gpu@{}", digest(63)), &format!("r/gpu@{}x", digest(64))] {
+        let values = |more: &str| format!("drivers: [{{name: gpu, image: \"{image}\"{more}}}]");
+        let error = render(&helm, &values("")).expect_err(image);
+        assert!(error.contains("drivers[0].image") && error.contains("driver gpu"), "{error}");
+        assert!(error.contains("REPOSITORY@sha256:DIGEST") && error.contains("allowTag"), "{error}");
+        render(&helm, &values(", allowTag: true")).unwrap();
+    }
+    let twice = format!("{{name: gpu, image: \"r/gpu@{}\"}}", digest(64));
+    let error = render(&helm, &format!("drivers: [{twice}, {twice}]")).expect_err("two of one name");
+    assert!(error.contains("drivers[1].name") && error.contains("gpu"), "{error}");
+}
+
+/// The image of a driver is part of the pod's template: a DaemonSet replaces its pods when that changes, the new one first.
+#[test]
+fn another_digest_changes_the_pods_template_and_another_grant_does_not() {
+    let Some(helm) = tool("helm") else { return };
+    let template = |values: &str| {
+        let objects = parse(&render(&helm, values).unwrap());
+        one(&objects, "DaemonSet")["spec"]["template"].clone()
+    };
+    let first = template(DRIVERS);
+    assert_ne!(first, template(&DRIVERS.replace(&"0".repeat(64), &"2".repeat(64))));
+    assert_eq!(first, template(&DRIVERS.replace("GPU_*", "GPU_A")));
+}
+
+/// Objects in which the order of volumes and mounts does not count.
+fn unordered(objects: Vec<Value>) -> Vec<(String, Value)> {
+    fn sort(value: &mut Value) {
+        match value {
+            Value::Object(map) => {
+                for (key, value) in map {
+                    sort(value);
+                    if let ("volumes" | "volumeMounts", Value::Array(list)) = (key.as_str(), value) {
+                        list.sort_by_key(|entry| entry["name"].to_string());
+                    }
+                }
+            }
+            Value::Array(list) => list.iter_mut().for_each(sort),
+            _ => {}
+        }
+    }
+    let mut named = comparable(objects);
+    named.iter_mut().for_each(|(_, object)| sort(object));
+    named
+}
+
+#[test]
+fn the_kustomize_example_of_a_driver_is_what_the_chart_makes_of_it() {
+    let (Some(helm), Some(kustomize)) = (tool("helm"), tool("kustomize")) else { return };
+    let example = deploy().join("kustomize/driver-image");
+    let output = Command::new(kustomize).arg("build").arg(&example).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let built = parse(std::str::from_utf8(&output.stdout).unwrap());
+    let wrong: Vec<_> = built.iter().flat_map(defects).collect();
+    assert!(wrong.is_empty(), "{wrong:#?}");
+    let gpu = DRIVERS.split("- name: nic").next().unwrap();
+    assert_eq!(unordered(built), unordered(parse(&render(&helm, gpu).unwrap())));
 }
 
 #[test]

@@ -98,14 +98,8 @@ async fn an_image_without_exactly_one_driver_fails_by_name_and_no_other_driver_n
     put(&at("two"), "b.wasm", &bytes);
     put(&at("two"), "a.wasm", &bytes);
     std::fs::create_dir(at("directory/x.wasm")).unwrap();
-    rustix::fs::mknodat(
-        rustix::fs::CWD,
-        at("pipe/x.wasm"),
-        rustix::fs::FileType::Fifo,
-        0o600.into(),
-        0,
-    )
-    .unwrap();
+    rustix::fs::mknodat(rustix::fs::CWD, at("pipe/x.wasm"), rustix::fs::FileType::Fifo, 0o600.into(), 0)
+        .unwrap();
     let outside = root.write("outside", &bytes);
     std::os::unix::fs::symlink(&outside, at("link/x.wasm")).unwrap();
     std::os::unix::fs::symlink("nothing", at("dangling/x.wasm")).unwrap();
@@ -191,4 +185,28 @@ async fn a_file_of_the_same_name_in_the_drivers_directory_steps_back_and_is_repo
     daemon.until_conditions(&[]).await;
     assert_eq!(daemon.until_serving(MOCK_GPU_FILE).await.digest, digest(&of_image));
     assert_eq!(daemon.unprepare(&pod("one")).await, [("a".to_owned(), "unprepared".to_owned())]);
+}
+
+/// As a DaemonSet updates its pods: the new one has another image and the same directories of the node.
+#[tokio::test]
+async fn an_update_to_another_image_keeps_the_claims_and_the_old_instance_does_not_load_it() {
+    let root = Root::new();
+    let (old_bytes, new_bytes) = (wasm(MOCK_GPU, Form::Core), wasm(MOCK_GPU, Form::Component));
+    put(&image(&root, "old"), MOCK_GPU_FILE, &old_bytes);
+    put(&image(&root, "new"), MOCK_GPU_FILE, &new_bytes);
+    write_side_files(&root, "gpu");
+    let options = |directory: &str, uid: &str| {
+        let directory = root.path().join("images").join(directory);
+        let config = format!("driverImages: [{{name: gpu, directory: {}}}]\n", directory.display());
+        Options::default().config(&config).arg("--instance-uid", uid)
+    };
+    let (of_old, of_new) = (options("old", "old"), options("new", "new"));
+    let old = Daemon::start_on(root, of_old).await;
+    old.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    assert_eq!(old.until_serving("gpu.wasm").await.digest, digest(&old_bytes));
+
+    let new = old.beside(of_new).await;
+    assert_eq!(new.until_serving("gpu.wasm").await.digest, digest(&new_bytes));
+    assert_eq!(new.unprepare(&pod("one")).await, [("a".to_owned(), "unprepared".to_owned())]);
+    new.prepared(request(&pod("two"), &[&gpu_claim("b", &["gpus/gpu-0"])])).await;
 }

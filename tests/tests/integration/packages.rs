@@ -23,7 +23,10 @@ async fn package(root: &Root, name: &str) -> (PathBuf, String) {
     let printed = root.cli(&args).await.done_with(&[
         MOCK_GPU_NAME,
         "mock-gpu.wasm, mock-gpu.grant.yaml, mock-gpu.config.yaml, mock-gpu.wasm.sig",
-        &format!("skopeo copy --all --preserve-digests oci:{} docker://REGISTRY/{MOCK_GPU_NAME}:", text(&layout)),
+        &format!(
+            "skopeo copy --all --preserve-digests oci:{} docker://REGISTRY/{MOCK_GPU_NAME}:",
+            text(&layout)
+        ),
         &format!("image     REGISTRY/{MOCK_GPU_NAME}@sha256:"),
     ]);
     let digest = printed.lines().find_map(|line| line.strip_prefix("digest")).unwrap().trim().to_owned();
@@ -95,7 +98,14 @@ async fn skopeo_reads_the_image_and_copies_it_without_another_digest() {
     let inspected: Value = serde_json::from_slice(&said(&["inspect", &of_layout])).unwrap();
     assert_eq!((&inspected["Os"], inspected["Layers"].as_array().unwrap().len()), (&"linux".into(), 1));
     let copy = root.path().join("copy");
-    said(&["--insecure-policy", "copy", "--all", "--preserve-digests", &of_layout, &format!("oci:{}", text(&copy))]);
+    said(&[
+        "--insecure-policy",
+        "copy",
+        "--all",
+        "--preserve-digests",
+        &of_layout,
+        &format!("oci:{}", text(&copy)),
+    ]);
     let index: Value = serde_json::from_slice(&std::fs::read(copy.join("index.json")).unwrap()).unwrap();
     assert_eq!(index["manifests"][0]["digest"], digest);
 }
@@ -110,16 +120,20 @@ async fn a_container_runtime_unpacks_an_image_that_the_daemon_serves() {
     };
     let Some(podman) = or_skip("a packaged driver in a container runtime", found) else { return };
     let root = Root::new();
-    let (layout, _) = package(&root, "layout").await;
+    package(&root, "layout").await;
     let storage = root.path().join("podman");
     let command = || {
         let mut command = Command::new(&podman);
         command.arg("--root").arg(storage.join("root")).arg("--runroot").arg(storage.join("run"));
-        command.arg("--tmpdir").arg(storage.join("tmp")).args(["--storage-driver=vfs", "--events-backend=none"]);
-        command.stdin(Stdio::null());
+        command
+            .arg("--tmpdir")
+            .arg(storage.join("tmp"))
+            .args(["--storage-driver=vfs", "--events-backend=none"]);
+        // The image is named after the path, which must be in lower case.
+        command.current_dir(root.path()).stdin(Stdio::null());
         command
     };
-    let output = command().args(["pull", "--quiet", &format!("oci:{}", text(&layout))]).output().unwrap();
+    let output = command().args(["pull", "--quiet", "oci:layout"]).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let id = String::from_utf8(output.stdout).unwrap().trim().to_owned();
     let output = command().args(["image", "mount", &id]).output().unwrap();

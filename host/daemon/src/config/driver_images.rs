@@ -70,8 +70,8 @@ pub(super) fn entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{ConfigFile, Flags};
     use crate::config::Config;
+    use crate::config::{ConfigFile, Flags};
     use nodedock_base::error::chain;
 
     fn read(entries: &str) -> Result<ConfigFile, String> {

@@ -219,7 +219,10 @@ mod tests {
                 let mut text = String::new();
                 entry.read_to_string(&mut text).unwrap();
                 let header = entry.header();
-                assert_eq!((header.uid().unwrap(), header.gid().unwrap(), header.mtime().unwrap()), (0, 0, 0));
+                assert_eq!(
+                    (header.uid().unwrap(), header.gid().unwrap(), header.mtime().unwrap()),
+                    (0, 0, 0)
+                );
                 assert_eq!(header.mode().unwrap(), 0o644);
                 (entry.path().unwrap().display().to_string(), text)
             });

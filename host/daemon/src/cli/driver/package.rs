@@ -129,7 +129,9 @@ impl Target {
             return Ok(Self { path, is_layout: false });
         }
         if let Some(other) = names.iter().find(|name| !LAYOUT_ENTRIES.contains(&name.as_str())) {
-            bail!("output {shown} has {other}, which is no part of an OCI image layout: choose an empty directory");
+            bail!(
+                "output {shown} has {other}, which is no part of an OCI image layout: choose an empty directory"
+            );
         }
         let marker = OciLayout::from_file(path.join("oci-layout"));
         marker.with_context(|| format!("output {shown} is not empty, and is no OCI image layout"))?;

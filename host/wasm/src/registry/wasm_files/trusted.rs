@@ -18,8 +18,7 @@ impl WasmFiles {
         let found: Vec<_> = files.iter().map(|file| file.display().to_string()).collect();
         self.conditions.retain(code, |known| found.iter().any(|subject| subject == known));
         for subject in found {
-            let message =
-                "the file is not loaded, since an entry of driverImages has its name: remove the file, or rename the entry";
+            let message = "the file is not loaded, since an entry of driverImages has its name: remove the file, or rename the entry";
             self.conditions.set(&subject, Problem::invalid(code, message));
         }
     }
