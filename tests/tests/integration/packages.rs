@@ -144,7 +144,7 @@ async fn a_container_runtime_unpacks_an_image_that_the_daemon_serves() {
         root.write(&format!("gpu.{side}.yaml"), side_file(MOCK_GPU, side));
     }
     let config = format!("driverImages: [{{name: gpu, directory: {mounted}}}]\n");
-    let daemon = Daemon::start_on(root, Options::default().config(&config)).await;
+    let daemon = Daemon::start_on(root.beside(), Options::default().config(&config)).await;
     let served = daemon.until_serving("gpu.wasm").await;
     assert_eq!((served.name.as_str(), served.devices), (MOCK_GPU_NAME, 11));
     run(command().args(["image", "unmount", &id])).unwrap();
