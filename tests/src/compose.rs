@@ -73,6 +73,7 @@ pub fn request(pod: &v1::ObjectRef, claims: &[&v1::Claim]) -> v1::PreparePodRequ
         claims: claims.iter().map(reference).collect(),
         containers: vec![container],
         inline_claims: claims.iter().map(|claim| reserved((*claim).clone(), pod)).collect(),
+        ..v1::PreparePodRequest::default()
     }
 }
 

@@ -32,6 +32,7 @@ use crate::checkpoint::Checkpoint;
 use crate::device_metadata::{MetadataDir, MetadataSettings};
 use crate::driver::{Call, NodeFacts};
 use crate::hardware::Hardware;
+use crate::manager::claims::kubelet::KubeletRequests;
 use crate::manager::claims::machine::UnprepareRequest;
 use crate::manager::claims::metrics::{ClaimMetrics, UNPREPARE};
 use crate::manager::claims::prepare_retry::PrepareRetries;
@@ -131,6 +132,7 @@ pub struct Manager {
     file_condition_set: Notify,
     prepare_retries: Mutex<PrepareRetries>,
     unprepare_retries: Mutex<UnprepareRetries>,
+    kubelet_requests: Mutex<KubeletRequests>,
     /// Changes when a claim may have freed devices: prepares that wait for one decide again.
     claims_freed: watch::Sender<u64>,
     /// Changes when the statuses that drivers report for a kubelet's claims may have changed.
@@ -204,6 +206,7 @@ impl Manager {
             file_condition_set: Notify::new(),
             prepare_retries: Mutex::default(),
             unprepare_retries: Mutex::default(),
+            kubelet_requests: Mutex::default(),
             claims_freed: watch::Sender::default(),
             statuses_changed: watch::Sender::default(),
             devices_changed: watch::Sender::default(),

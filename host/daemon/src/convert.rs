@@ -107,7 +107,8 @@ pub fn pod_request(request: &v1::PreparePodRequest) -> Result<(PodRequest, Vec<C
         }
     }
     let inline = request.inline_claims.iter().map(claim).collect::<Result<_, _>>()?;
-    Ok((PodRequest { pod, claims, containers }, inline))
+    let pod_group = optional("pod_group", &request.pod_group)?;
+    Ok((PodRequest { pod, pod_group, claims, containers }, inline))
 }
 
 /// Checks a request about the extended resources of a pod; the claims of its containers are left out.
@@ -115,7 +116,7 @@ pub fn resources_request(request: &v1::GetTopologyHintsRequest) -> Result<PodReq
     let pod = object("pod", request.pod.as_ref())?;
     let mut containers = containers(&request.containers)?;
     containers.iter_mut().for_each(|container| container.claims.clear());
-    Ok(PodRequest { pod, claims: Vec::new(), containers })
+    Ok(PodRequest { pod, pod_group: None, claims: Vec::new(), containers })
 }
 
 fn containers(containers: &[v1::Container]) -> Result<Vec<PodContainer>, Problem> {
@@ -289,6 +290,7 @@ pub fn pod_message(request: &PodRequest, inline: &[Claim]) -> v1::PreparePodRequ
         claims: request.claims.iter().map(reference).collect(),
         containers: request.containers.iter().map(container).collect(),
         inline_claims: inline.iter().map(claim_message).collect(),
+        pod_group: request.pod_group.as_ref().map(ToString::to_string).unwrap_or_default(),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Claims that are held for a kubelet and that no pod needs any more are unprepared.
 //!
 //! A kubelet unprepares what it prepared. What it forgot (its records are gone, the claim was removed by force) is found here: the
-//! claim's object is gone by UID, or no pod of this node needs it. Given the held claims; lists the node's pods once a round, and gets
+//! claim's object is gone by UID, or it is reserved for no consumer that may use it on this node. Given the held claims; lists the node's pods once a round, and gets
 //! the claims that none of them uses; emits `unprepare_abandoned` for claims that were seen abandoned for minutes, in each round.
 //! While the API server is unreachable, or no kubelet is connected, nothing is unprepared.
 
@@ -43,7 +43,8 @@ pub trait HeldClaims: Send + Sync {
     /// Whether a kubelet is connected. One that is not may run pods that the API server does not know any more.
     fn kubelet_is_connected(&self) -> bool;
 
-    async fn unprepare_abandoned(&self, claim: &Uid, why: &str) -> Result<(), Problem>;
+    /// Fails if the kubelet requested the claim again after it was seen.
+    async fn unprepare_abandoned(&self, seen: &KubeletClaim, why: &str) -> Result<(), Problem>;
 }
 
 #[derive(Debug, Default)]
@@ -150,8 +151,7 @@ impl Rounds {
         let uids: Vec<_> = abandoned.keys().cloned().collect();
         for uid in self.abandoned.learn(&uids, Instant::now()) {
             let Some((claim, why)) = abandoned.get(&uid) else { continue };
-            // The look may be long past: each claim took a request, and drivers take their time. The kubelet does not prepare a claim again
-            // for a second pod.
+            // The look may be long past: each claim took a request, and drivers take their time.
             let mut requests = RECONCILE_ASKS_MAX;
             match self.judge(claim, &pods, &mut requests).await {
                 Some(_) => self.unprepare(claim, *why).await,
@@ -177,13 +177,8 @@ impl Rounds {
     }
 
     async fn unprepare(&self, seen: &KubeletClaim, why: Why) {
-        // A kubelet that prepared it since the look has a pod that needs it.
-        let now = self.claims.held();
-        if now.iter().find(|claim| claim.claim.uid == seen.claim.uid) != Some(seen) {
-            return;
-        }
         let (claim, why) = (&seen.claim, why.words());
-        match self.claims.unprepare_abandoned(&claim.uid, why).await {
+        match self.claims.unprepare_abandoned(seen, why).await {
             Ok(()) => {
                 self.handle.counts.unprepared.inc();
                 tracing::warn!(%claim, uid = %claim.uid, why, "a claim that the kubelet left behind is unprepared");

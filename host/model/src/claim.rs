@@ -24,8 +24,10 @@ pub struct Claim {
 }
 
 impl Claim {
-    pub fn is_reserved_for(&self, consumer: &Uid) -> bool {
-        self.reserved_for.iter().any(|known| known.uid == *consumer)
+    /// Whether it is reserved for a pod, or for the group that the pod belongs to.
+    pub fn is_reserved_for(&self, pod: &Uid, pod_group: Option<&ObjectName>) -> bool {
+        let is_group = |known: &Consumer| pod_group.is_some_and(|group| known.is_pod_group(group));
+        self.reserved_for.iter().any(|known| known.uid == *pod || is_group(known))
     }
 }
 
@@ -213,6 +215,8 @@ pub struct NetworkData {
 #[derive(Debug, Clone, PartialEq)]
 pub struct PodRequest {
     pub pod: ObjectRef,
+    /// Name of the PodGroup that the pod belongs to, in its namespace (`spec.schedulingGroup.podGroupName`).
+    pub pod_group: Option<ObjectName>,
     pub claims: Vec<ClaimReference>,
     pub containers: Vec<PodContainer>,
 }

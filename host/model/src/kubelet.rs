@@ -18,6 +18,9 @@ pub struct KubeletDevice {
     pub share_id: Option<String>,
 }
 
+/// API group of PodGroups, for which a claim can be reserved instead of for each of their pods (KEP-5729).
+const POD_GROUP_API: &str = "scheduling.k8s.io";
+
 /// A consumer for which a claim is reserved (`status.reservedFor`).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Consumer {
@@ -39,6 +42,11 @@ impl Consumer {
     pub fn is_pod(&self) -> bool {
         self.api_group.is_empty() && self.resource == "pods"
     }
+
+    /// Whether it is the group of a pod, which has the group's name and not its UID.
+    pub fn is_pod_group(&self, name: &ObjectName) -> bool {
+        self.api_group == POD_GROUP_API && self.resource == "podgroups" && self.name == *name
+    }
 }
 
 /// A claim that a kubelet prepared, or requested to prepare.
@@ -51,6 +59,8 @@ pub struct KubeletClaim {
     pub consumers: Vec<Consumer>,
     /// Time of the kubelet's first request for it; milliseconds since the Unix epoch.
     pub since_ms: u64,
+    /// Number of the kubelet's last request for it in this process, among all requests; `None`: it was before the start.
+    pub last_request: Option<u64>,
 }
 
 /// The state of a claim's record, in addition to `DriverPart::kubelet`, while a kubelet uses parts of it.

@@ -183,3 +183,29 @@ async fn a_pod_may_have_devices_of_two_drivers_and_forms() {
     daemon.cli(&["unprepare", "default/mixed"]).await.done();
     assert_eq!(daemon.cdi_files(), []);
 }
+
+#[tokio::test]
+async fn a_pod_is_given_the_claim_of_its_group_and_not_that_of_another() {
+    let daemon = Daemon::start().await;
+    daemon.install(MOCK_GPU, Form::Core);
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    let group = "{apiGroup: scheduling.k8s.io, resource: podgroups, name: train, uid: uid-train}";
+    let manifest = |of: &str| {
+        let text = MANIFEST.replace("[{resource: pods, name: two, uid: pod-two}]", &format!("[{group}]"));
+        text.replace(
+            "\nspec:\n  resourceClaims:",
+            &format!("\nspec:\n  schedulingGroup: {{podGroupName: {of}}}\n  resourceClaims:"),
+        )
+    };
+    let file = daemon.path().join("pod.yaml");
+    for (of, outcome) in [("eval", "failed"), ("train", "prepared")] {
+        std::fs::write(&file, manifest(of)).unwrap();
+        let answer = prepare(&daemon, file.to_str().unwrap()).await.json();
+        let outcomes: Vec<_> =
+            answer["claims"].as_array().unwrap().iter().map(|claim| &claim["outcome"]).collect();
+        assert_eq!(outcomes, [outcome, outcome], "{answer}");
+        if outcome == "failed" {
+            assert_eq!(answer["claims"][0]["problem"]["code"], "claim-not-reserved");
+        }
+    }
+}

@@ -24,7 +24,7 @@
 pub(crate) mod calls;
 mod driver_changes;
 pub(crate) mod files;
-mod kubelet;
+pub(crate) mod kubelet;
 pub mod machine;
 pub mod manifest;
 mod metadata;

@@ -249,7 +249,8 @@ mod tests {
 
     fn request(containers: &[&str]) -> PodRequest {
         let container = |name: &&str| PodContainer { name: (*name).to_owned(), ..PodContainer::default() };
-        PodRequest { pod: pod(), claims: vec![], containers: containers.iter().map(container).collect() }
+        let containers = containers.iter().map(container).collect();
+        PodRequest { pod: pod(), pod_group: None, claims: vec![], containers }
     }
 
     #[test]

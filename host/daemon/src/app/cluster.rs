@@ -29,7 +29,7 @@ use nodedock_kube::pools::{NodePools, PoolNames};
 use nodedock_kube::reconcile::{HeldClaims, Reconcile};
 use nodedock_kube::slices::{self, SliceParts, SliceReport};
 use nodedock_kube::status::Statuses;
-use nodedock_model::{KubeletClaim, Problem, Uid, limit};
+use nodedock_model::{KubeletClaim, Problem, limit};
 
 /// The client of the API server, before the claim manager is there to use it.
 pub(super) struct Connected {
@@ -212,7 +212,7 @@ impl HeldClaims for PreparedClaims {
         self.bridge.has_kubelet()
     }
 
-    async fn unprepare_abandoned(&self, claim: &Uid, why: &str) -> Result<(), Problem> {
+    async fn unprepare_abandoned(&self, claim: &KubeletClaim, why: &str) -> Result<(), Problem> {
         self.bridge.claims()?.unprepare_all_for_kubelet(claim, why).await
     }
 }

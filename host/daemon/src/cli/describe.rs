@@ -69,13 +69,21 @@ pub(super) fn sysfs_value(value: &v1::SysfsValue) -> String {
 
 /// A cell of a table: the consumers for which a kubelet had a claim prepared.
 pub(super) fn kubelet_consumers(hold: &v1::KubeletHold) -> String {
-    let names: Vec<_> = hold.consumers.iter().map(|consumer| consumer.name.as_str()).collect();
+    // The column is that of pods: of another consumer it has the kind.
+    let name = |of: &v1::Consumer| match (of.api_group.as_str(), of.resource.as_str()) {
+        ("", "pods") => of.name.clone(),
+        (_, resource) => format!("{resource}/{}", of.name),
+    };
+    let names: Vec<_> = hold.consumers.iter().map(name).collect();
     if names.is_empty() { "(kubelet)".to_owned() } else { format!("{} (kubelet)", names.join(",")) }
 }
 
 /// Since when, of which drivers and for which consumers a kubelet had a claim prepared.
 pub(super) fn kubelet_hold(hold: &v1::KubeletHold) -> String {
-    let consumer = |of: &v1::Consumer| format!("{} {} (UID {})", of.resource, of.name, of.uid);
+    let consumer = |of: &v1::Consumer| {
+        let group = if of.api_group.is_empty() { String::new() } else { format!(".{}", of.api_group) };
+        format!("{}{group} {} (UID {})", of.resource, of.name, of.uid)
+    };
     let mut consumers: Vec<_> = hold.consumers.iter().take(CONSUMERS_NAMED_MAX).map(consumer).collect();
     if hold.consumers.len() > CONSUMERS_NAMED_MAX {
         consumers.push(format!("and {} more", hold.consumers.len() - CONSUMERS_NAMED_MAX));
@@ -173,6 +181,13 @@ mod tests {
         let text = "in use by the kubelet since 1970-01-01T00:00:00.000Z, prepared by gpu.example.com";
         assert_eq!(kubelet_hold(&hold(0)), text);
         assert_eq!(kubelet_hold(&hold(1)), format!("{text}; reserved for pods p0 (UID u0)"));
+        let mut of_group = hold(2);
+        of_group.consumers[1].resource = "podgroups".to_owned();
+        of_group.consumers[1].api_group = "scheduling.k8s.io".to_owned();
+        assert_eq!(kubelet_consumers(&of_group), "p0,podgroups/p1 (kubelet)");
+        assert!(
+            kubelet_hold(&of_group).ends_with("pods p0 (UID u0), podgroups.scheduling.k8s.io p1 (UID u1)")
+        );
         assert!(kubelet_hold(&hold(10)).ends_with("pods p7 (UID u7), and 2 more"));
     }
 

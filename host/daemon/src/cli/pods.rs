@@ -143,6 +143,7 @@ fn compose(namespace: &str, pod: &str, devices: &[String]) -> Result<Objects, Cl
     let uses = ContainerClaim { pod_claim_name: POD_CLAIM.to_owned(), request: None };
     let request = PodRequest {
         pod,
+        pod_group: None,
         claims: vec![ClaimReference { pod_claim_name: POD_CLAIM.to_owned(), claim_name, claim_uid: None }],
         containers: vec![PodContainer {
             name: CONTAINER.to_owned(),

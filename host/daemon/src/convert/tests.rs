@@ -65,6 +65,7 @@ fn request() -> PodRequest {
     };
     PodRequest {
         pod: id("pod"),
+        pod_group: Some(ObjectName::new("group").unwrap()),
         claims: vec![reference("gpu", None), reference("nic", Some("uid-claim"))],
         containers: vec![
             PodContainer {
@@ -104,11 +105,12 @@ fn an_error_names_the_field() {
     fn limit_to(message: &mut v1::PreparePodRequest, name: &str, count: u32) {
         message.containers[1].extended_resources.insert(name.to_owned(), count);
     }
-    let cases: [Case; 27] = [
+    let cases: [Case; 28] = [
         (|m| m.pod = None, &["pod is missing"]),
         (|m| m.pod.as_mut().unwrap().namespace.clear(), &["pod.namespace", "\"\""]),
         (|m| m.pod.as_mut().unwrap().name = "A".to_owned(), &["pod.name", "\"A\""]),
         (|m| m.pod.as_mut().unwrap().uid = "a/b".to_owned(), &["pod.uid", "a/b"]),
+        (|m| m.pod_group = "A".to_owned(), &["pod_group", "\"A\""]),
         (|m| m.claims[0].pod_claim_name = "a\nb".to_owned(), &["claims[].pod_claim_name", "a\\nb"]),
         (|m| m.claims[0].claim_name.clear(), &["claims[].claim_name"]),
         (|m| m.claims[0].claim_uid = "..".to_owned(), &["claims[].claim_uid"]),

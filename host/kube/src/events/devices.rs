@@ -71,6 +71,7 @@ mod tests {
             drivers: vec![],
             consumers: vec![pod("a"), pod("b")],
             since_ms: 0,
+            last_request: None,
         };
         scene.events.unhealthy(&unhealthy("gpu-0"), &[held]);
         scene.events.unhealthy(&unhealthy("gpu-1"), &[]);

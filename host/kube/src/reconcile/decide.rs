@@ -3,6 +3,10 @@
 //! A claim is never unprepared while a pod of this node may use it: one for which it is reserved now, or was when it was prepared, or
 //! that names it. A kubelet does not prepare a claim again for a second pod, so the consumers at the prepare are never all of them. What
 //! is not known counts as use.
+//!
+//! A claim can be reserved for a group of pods instead of for each of them. A pod has the name of its group and not its UID, so a pod of
+//! this node counts for every group of that name. Any pod of the group may be bound to this node at any time: while the claim is reserved
+//! for the group, or for any other consumer that is not a pod, it is used, whatever pods there are.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -20,6 +24,8 @@ pub(crate) const RECONCILE_LOOKS_MIN: u32 = 3;
 pub(super) struct NodePod {
     pub namespace: ObjectName,
     pub uid: Uid,
+    /// Name of the group that it belongs to.
+    pub group: Option<ObjectName>,
     /// All its containers have ended for good.
     pub finished: bool,
     /// Claims that it names, in its spec or its status.
@@ -42,12 +48,12 @@ pub(super) enum ClaimState {
     },
 }
 
-/// Why no pod needs a claim any more.
+/// Why a claim is not needed any more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Why {
     Gone,
     Replaced,
-    NoPods,
+    NoConsumers,
 }
 
 impl Why {
@@ -55,15 +61,21 @@ impl Why {
         match self {
             Self::Gone => "its ResourceClaim is gone",
             Self::Replaced => "its ResourceClaim is gone, and another has its name",
-            Self::NoPods => "its consumers are gone",
+            Self::NoConsumers => "its consumers are gone",
         }
     }
 }
 
 /// Whether a pod of this node uses the claim, by the list of its pods and by the prepare alone.
 pub(super) fn is_used_here(held: &KubeletClaim, pods: &[NodePod]) -> bool {
-    let reserved = |pod: &NodePod| held.consumers.iter().any(|consumer| consumer.uid == pod.uid);
-    pods.iter().any(|pod| !pod.finished && (reserved(pod) || names(pod, held)))
+    pods.iter().any(|pod| !pod.finished && (is_among(pod, held, &held.consumers) || names(pod, held)))
+}
+
+/// Whether a claim that has these consumers is reserved for the pod, or for its group.
+fn is_among(pod: &NodePod, held: &KubeletClaim, consumers: &[Consumer]) -> bool {
+    let group = pod.group.as_ref().filter(|_| pod.namespace == held.claim.namespace);
+    let is_group = |consumer: &Consumer| group.is_some_and(|group| consumer.is_pod_group(group));
+    consumers.iter().any(|consumer| consumer.uid == pod.uid || is_group(consumer))
 }
 
 fn names(pod: &NodePod, held: &KubeletClaim) -> bool {
@@ -87,14 +99,13 @@ pub(super) fn abandoned(
     pods: &[NodePod],
     elsewhere: &BTreeSet<Uid>,
 ) -> Option<Why> {
-    let is_for = |pod: &NodePod, consumers: &[Consumer]| consumers.iter().any(|c| c.uid == pod.uid);
     let is_live = |is_used: &dyn Fn(&NodePod) -> bool| pods.iter().any(|pod| !pod.finished && is_used(pod));
     let (why, is_used) = match state {
         ClaimState::Unknown => return None,
         ClaimState::Gone => (Why::Gone, is_live(&|pod| names(pod, held))),
         // A pod that names it means the new one only where that is reserved for it.
         ClaimState::Replaced { reserved_for } => {
-            (Why::Replaced, is_live(&|pod| names(pod, held) && !is_for(pod, reserved_for)))
+            (Why::Replaced, is_live(&|pod| names(pod, held) && !is_among(pod, held, reserved_for)))
         }
         ClaimState::Present { reserved_for } => {
             let needs = |consumer: &Consumer| match pods.iter().find(|pod| pod.uid == consumer.uid) {
@@ -102,10 +113,10 @@ pub(super) fn abandoned(
                 // Of other consumers it is not known whether they are on this node.
                 None => !consumer.is_pod() || !elsewhere.contains(&consumer.uid),
             };
-            (Why::NoPods, is_live(&|pod| names(pod, held)) || reserved_for.iter().any(needs))
+            (Why::NoConsumers, is_live(&|pod| names(pod, held)) || reserved_for.iter().any(needs))
         }
     };
-    let is_prepared_for = is_live(&|pod| is_for(pod, &held.consumers));
+    let is_prepared_for = is_live(&|pod| is_among(pod, held, &held.consumers));
     (!is_used && !is_prepared_for).then_some(why)
 }
 
@@ -170,13 +181,24 @@ mod tests {
             drivers: Vec::new(),
             consumers: consumers.iter().map(|pod| consumer(pod)).collect(),
             since_ms: 0,
+            last_request: None,
         }
+    }
+
+    fn group(name_of: &str, uid_of: &str) -> Consumer {
+        let (api_group, resource) = ("scheduling.k8s.io".to_owned(), "podgroups".to_owned());
+        Consumer { api_group, resource, name: name(name_of), uid: uid(uid_of) }
+    }
+
+    fn member(id: &str, group: &str, claims: &[&str]) -> NodePod {
+        NodePod { group: Some(name(group)), ..pod(id, claims) }
     }
 
     fn pod(id: &str, claims: &[&str]) -> NodePod {
         NodePod {
             namespace: name("default"),
             uid: uid(id),
+            group: None,
             finished: false,
             claims: claims.iter().map(|claim| name(claim)).collect(),
         }
@@ -197,7 +219,7 @@ mod tests {
         assert_eq!(judged(&held(&["a"]), &replaced, &[], &[]), Some(Why::Replaced));
         assert_eq!(judged(&held(&["a"]), &replaced, &[pod("new", &["c"])], &[]), Some(Why::Replaced));
         assert_eq!(judged(&held(&["a"]), &replaced, &[pod("second", &["c"])], &[]), None);
-        assert_eq!(judged(&held(&["a"]), &here(&[]), &[], &[]), Some(Why::NoPods));
+        assert_eq!(judged(&held(&["a"]), &here(&[]), &[], &[]), Some(Why::NoConsumers));
         assert_eq!(judged(&held(&["a"]), &ClaimState::Unknown, &[], &[]), None);
         assert_eq!(judged(&held(&["a"]), &ClaimState::Gone, &[pod("a", &[])], &[]), None);
         assert_eq!(judged(&held(&[]), &ClaimState::Gone, &[pod("b", &["c"])], &[]), None);
@@ -207,26 +229,52 @@ mod tests {
     fn pods_that_are_not_of_this_node_count_until_it_is_known_that_they_do_not_come() {
         let claim = held(&["a"]);
         assert_eq!(judged(&claim, &here(&["b"]), &[], &[]), None);
-        assert_eq!(judged(&claim, &here(&["b"]), &[], &["b"]), Some(Why::NoPods));
-        let mut other = consumer("g");
-        other.resource = "podgroups".to_owned();
-        let state = ClaimState::Present { reserved_for: vec![other] };
-        assert_eq!(unseen(&state, &[]).count(), 0);
-        assert_eq!(judged(&claim, &state, &[], &["g"]), None);
-        // A claim of a group of pods (KEP-5729) is needed until its object names the group no more.
-        let ClaimState::Present { reserved_for } = state.clone() else { unreachable!("it is present") };
-        let of_group = KubeletClaim { consumers: reserved_for, ..held(&[]) };
-        assert_eq!(judged(&of_group, &state, &[], &[]), None);
-        assert_eq!(judged(&of_group, &here(&[]), &[pod("member", &["c"])], &[]), None);
-        assert_eq!(judged(&of_group, &here(&[]), &[], &[]), Some(Why::NoPods));
-        assert_eq!(judged(&of_group, &ClaimState::Gone, &[], &[]), Some(Why::Gone));
+        assert_eq!(judged(&claim, &here(&["b"]), &[], &["b"]), Some(Why::NoConsumers));
         let mut ended = pod("a", &["c"]);
         ended.finished = true;
-        assert_eq!(judged(&claim, &here(&["a"]), &[ended.clone()], &[]), Some(Why::NoPods));
+        assert_eq!(judged(&claim, &here(&["a"]), &[ended.clone()], &[]), Some(Why::NoConsumers));
         assert!(!is_used_here(&claim, &[ended]) && is_used_here(&claim, &[pod("x", &["c"])]));
         let mut elsewhere = pod("x", &["c"]);
         elsewhere.namespace = name("other");
         assert!(!is_used_here(&claim, &[elsewhere]));
+    }
+
+    #[test]
+    fn a_claim_of_a_group_is_used_until_it_is_not_reserved_for_the_group_and_no_pod_of_it_runs_here() {
+        let of_group = KubeletClaim { consumers: vec![group("g", "uid-g")], ..held(&[]) };
+        let reserved = |consumers: &[Consumer]| ClaimState::Present { reserved_for: consumers.to_vec() };
+        let for_group = reserved(&[group("g", "uid-g")]);
+        assert_eq!(unseen(&for_group, &[]).count(), 0);
+        for state in [&for_group, &reserved(&[group("g", "uid-g"), consumer("b")])] {
+            assert_eq!(judged(&of_group, state, &[], &["b", "uid-g"]), None);
+        }
+        assert_eq!(judged(&held(&["a"]), &for_group, &[], &[]), None, "its pods may come");
+        assert_eq!(judged(&of_group, &here(&[]), &[], &[]), Some(Why::NoConsumers));
+        assert_eq!(judged(&of_group, &here(&["b"]), &[], &[]), None);
+        assert_eq!(judged(&of_group, &here(&["b"]), &[], &["b"]), Some(Why::NoConsumers));
+        assert_eq!(judged(&of_group, &ClaimState::Gone, &[], &[]), Some(Why::Gone));
+        // A group that was removed by force does not end its pods, which need not name the claim.
+        for state in [here(&[]), ClaimState::Gone, here(&["b"])] {
+            assert_eq!(judged(&of_group, &state, &[member("a", "g", &[])], &["b"]), None, "{state:?}");
+            assert_eq!(judged(&of_group, &state, &[pod("a", &["c"])], &["b"]), None, "{state:?}");
+            let mut others = [member("d", "h", &[]), member("e", "g", &[]), member("f", "g", &["c"])];
+            others[1].namespace = name("other");
+            others[2].finished = true;
+            assert!(judged(&of_group, &state, &others, &["b"]).is_some(), "{state:?}");
+        }
+        assert!(is_used_here(&of_group, &[member("a", "g", &[])]));
+        assert!(!is_used_here(&of_group, &[member("a", "h", &[])]));
+        // Another claim of the name: its group's pods mean that one, unless they may be of the old group.
+        let replaced = ClaimState::Replaced { reserved_for: vec![group("new", "uid-new")] };
+        assert_eq!(judged(&of_group, &replaced, &[member("a", "new", &["c"])], &[]), Some(Why::Replaced));
+        assert_eq!(judged(&of_group, &replaced, &[member("a", "g", &["c"])], &[]), None);
+        let same_name = ClaimState::Replaced { reserved_for: vec![group("g", "uid-new")] };
+        assert_eq!(judged(&of_group, &same_name, &[member("a", "g", &["c"])], &[]), None);
+        // A consumer of a kind that nothing is known of.
+        let other = Consumer { api_group: "example.com".to_owned(), ..group("g", "uid-x") };
+        let of_other = KubeletClaim { consumers: vec![other.clone()], ..held(&[]) };
+        assert_eq!(judged(&of_other, &reserved(&[other]), &[], &["uid-x"]), None);
+        assert_eq!(judged(&of_other, &here(&[]), &[member("a", "g", &[])], &[]), Some(Why::NoConsumers));
     }
 
     #[test]
@@ -248,10 +296,18 @@ mod tests {
         assert_eq!(abandoned.learn(std::slice::from_ref(&a), at(4001)), [a]);
     }
 
+    /// A pod, a group, or another kind with the name of a group.
+    fn any_consumer() -> impl Strategy<Value = Consumer> {
+        let other = |i| Consumer { api_group: "example.com".to_owned(), ..group(&format!("g{i}"), "other") };
+        prop_oneof![
+            6 => (0usize..5).prop_map(|i| consumer(&format!("p{i}"))),
+            3 => (0usize..3).prop_map(|i| group(&format!("g{i}"), &format!("uid-g{i}"))),
+            1 => (0usize..3).prop_map(other),
+        ]
+    }
+
     fn states() -> impl Strategy<Value = ClaimState> {
-        let reserved = proptest::collection::vec(0usize..5, 0..4);
-        let reserved = reserved
-            .prop_map(|pods| pods.into_iter().map(|i| consumer(&format!("p{i}"))).collect::<Vec<_>>());
+        let reserved = proptest::collection::vec(any_consumer(), 0..4).boxed();
         prop_oneof![
             Just(ClaimState::Unknown),
             Just(ClaimState::Gone),
@@ -266,16 +322,18 @@ mod tests {
         #[test]
         fn a_claim_of_a_live_pod_is_never_abandoned(
             state in states(),
-            prepared_for in proptest::collection::vec(0usize..5, 0..3),
-            here in proptest::collection::vec((0usize..5, any::<bool>(), any::<bool>(), any::<bool>()), 0..5),
+            consumers in proptest::collection::vec(any_consumer(), 0..3),
+            here in proptest::collection::vec(
+                (0usize..5, proptest::option::of(0usize..3), any::<bool>(), any::<bool>(), any::<bool>()), 0..5
+            ),
             elsewhere in proptest::collection::vec(0usize..5, 0..5),
         ) {
-            let consumers: Vec<_> = prepared_for.iter().map(|i| format!("p{i}")).collect();
-            let held = held(&consumers.iter().map(String::as_str).collect::<Vec<_>>());
+            let held = KubeletClaim { consumers, ..held(&[]) };
             let mut pods: Vec<NodePod> = Vec::new();
-            for (i, finished, names, same_namespace) in here {
+            for (i, group, finished, names, same_namespace) in here {
                 let mut pod = pod(&format!("p{i}"), if names { &["c"] } else { &["d"] });
                 pod.finished = finished;
+                pod.group = group.map(|group| name(&format!("g{group}")));
                 if !same_namespace {
                     pod.namespace = name("other");
                 }
@@ -294,9 +352,13 @@ mod tests {
                 _ => Vec::new(),
             };
             for pod in pods.iter().filter(|pod| !pod.finished) {
-                let prepared = held.consumers.iter().any(|c| c.uid == pod.uid);
-                let reserved = reserved_now.iter().any(|c| c.uid == pod.uid);
-                let uses_new = new.iter().any(|c| c.uid == pod.uid);
+                let has = |consumers: &[Consumer]| consumers.iter().any(|c| {
+                    let is_of_group = pod.group.as_ref() == Some(&c.name) && c.resource == "podgroups";
+                    let is_of_group = is_of_group && c.api_group == "scheduling.k8s.io";
+                    c.uid == pod.uid || (is_of_group && pod.namespace == held.claim.namespace)
+                });
+                let (prepared, reserved) = (has(&held.consumers), has(&reserved_now));
+                let uses_new = has(&new);
                 let named = pod.namespace == held.claim.namespace && pod.claims.contains(&held.claim.name);
                 if prepared || reserved || (named && !uses_new) {
                     prop_assert_eq!(verdict, None);
@@ -307,8 +369,18 @@ mod tests {
                     prop_assert_eq!(verdict, None);
                 }
             }
-            if state == ClaimState::Unknown {
+            if state == ClaimState::Unknown || reserved_now.iter().any(|consumer| !consumer.is_pod()) {
                 prop_assert_eq!(verdict, None);
+            }
+            // Nothing else keeps it.
+            let is_here = pods.iter().any(|pod| !pod.finished);
+            let is_stated = match &state {
+                ClaimState::Unknown => false,
+                ClaimState::Present { reserved_for } => reserved_for.is_empty(),
+                ClaimState::Gone | ClaimState::Replaced { .. } => true,
+            };
+            if is_stated && !is_here {
+                prop_assert!(verdict.is_some());
             }
         }
     }

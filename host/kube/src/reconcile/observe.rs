@@ -56,10 +56,12 @@ impl Observer {
         let made = status.resource_claim_statuses.into_iter().flatten();
         let made = made.filter_map(|claim| claim.resource_claim_name);
         let extended = status.extended_resource_claim_status.map(|claim| claim.resource_claim_name);
+        let group = spec.scheduling_group.and_then(|group| group.pod_group_name);
         let names = named.chain(made).chain(extended).filter(|name| !name.is_empty());
         Ok(NodePod {
             namespace: ObjectName::new(pod.metadata.namespace.unwrap_or_default()).map_err(malformed)?,
             uid: Uid::new(pod.metadata.uid.unwrap_or_default()).map_err(malformed)?,
+            group: group.map(ObjectName::new).transpose().map_err(malformed)?,
             finished,
             claims: names.map(ObjectName::new).collect::<Result<_, _>>().map_err(malformed)?,
         })

@@ -56,6 +56,7 @@ impl Cluster {
             drivers: Vec::new(),
             consumers: vec![consumer],
             since_ms: 0,
+            last_request: None,
         };
         Arc::new(Self {
             server,
@@ -100,9 +101,13 @@ impl HeldClaims for Cluster {
         !*self.no_kubelet.lock().unwrap()
     }
 
-    async fn unprepare_abandoned(&self, claim: &Uid, why: &str) -> Result<(), Problem> {
-        self.held.lock().unwrap().retain(|held| held.claim.uid != *claim);
-        self.unprepared.lock().unwrap().push((claim.to_string(), why.to_owned()));
+    async fn unprepare_abandoned(&self, seen: &KubeletClaim, why: &str) -> Result<(), Problem> {
+        if !self.held().contains(seen) {
+            return Err(Problem::conflict("claim-in-use", "it was requested again"));
+        }
+        let uid = &seen.claim.uid;
+        self.held.lock().unwrap().retain(|held| held.claim.uid != *uid);
+        self.unprepared.lock().unwrap().push((uid.to_string(), why.to_owned()));
         if let Some(object) = self.then.lock().unwrap().take() {
             self.server.put(object);
         }
@@ -157,7 +162,7 @@ async fn a_claim_that_is_being_deleted_is_not_gone_until_its_pods_are() {
     assert_eq!(cluster.unprepared(), []);
     cluster.remove("pods", "pod-one-gpu-again");
     tokio::time::sleep(enough()).await;
-    assert_eq!(cluster.unprepared(), [(UID.to_owned(), Why::NoPods.words().to_owned())]);
+    assert_eq!(cluster.unprepared(), [(UID.to_owned(), Why::NoConsumers.words().to_owned())]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -220,6 +225,8 @@ async fn what_an_api_server_did_not_say_proves_nothing() {
         r#"{"kind":"PodList","apiVersion":"v1","items":[]}"#,
         r#"{"kind":"PodList","apiVersion":"v1","metadata":{},"items":[]}"#,
         r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{"metadata":{"uid":"a"}}]}"#,
+        r#"{"kind":"PodList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[{"metadata":{"namespace":"default","uid":"a"},
+            "spec":{"nodeName":"node-1","containers":[],"schedulingGroup":{"podGroupName":"Not a name"}}}]}"#,
     ] {
         let client = answered(vec![answer(200, "application/json", body)]);
         assert!(observer(client).pods().await.is_err(), "{body}");
@@ -260,7 +267,44 @@ async fn a_pod_that_comes_back_within_the_delay_keeps_its_claim_and_one_that_end
     ended["status"]["phase"] = "Succeeded".into();
     cluster.server.put(ended);
     tokio::time::sleep(enough()).await;
-    assert_eq!(cluster.unprepared()[0].1, Why::NoPods.words());
+    assert_eq!(cluster.unprepared()[0].1, Why::NoConsumers.words());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_of_a_group_is_unprepared_when_it_is_not_reserved_for_it_and_the_pods_of_this_node_ended() {
+    let cluster = Cluster::new().await;
+    cluster.remove("pods", "pod-one-gpu");
+    let group = serde_json::json!({
+        "apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "train", "uid": "uid-train",
+    });
+    let mut claim = fixture("claim-one-gpu");
+    claim["status"]["reservedFor"] = serde_json::json!([group]);
+    cluster.server.put(claim.clone());
+    cluster.held.lock().unwrap()[0].consumers = vec![Consumer {
+        api_group: "scheduling.k8s.io".to_owned(),
+        resource: "podgroups".to_owned(),
+        name: ObjectName::new("train").unwrap(),
+        uid: Uid::new("uid-train").unwrap(),
+    }];
+    let (_tasks, reconcile) = cluster.start();
+    tokio::time::sleep(LONG).await;
+    assert_eq!(cluster.unprepared(), [], "a pod of the group may come");
+    assert_eq!(reconcile.counts.blind.get(), 0);
+    // The group was removed by force; a pod of it runs on, and its status does not name the claim.
+    claim["status"]["reservedFor"].take();
+    cluster.server.put(claim);
+    let mut member = fixture("pod-one-gpu");
+    member["spec"]["resourceClaims"].take();
+    member["spec"]["schedulingGroup"] = serde_json::json!({ "podGroupName": "train" });
+    cluster.server.put(member.clone());
+    tokio::time::sleep(LONG).await;
+    assert_eq!(cluster.unprepared(), []);
+    member["status"]["phase"] = "Failed".into();
+    cluster.server.put(member);
+    tokio::time::sleep(RECONCILE_DELAY - Duration::from_secs(1)).await;
+    assert_eq!(cluster.unprepared(), []);
+    tokio::time::sleep(enough()).await;
+    assert_eq!(cluster.unprepared(), [(UID.to_owned(), Why::NoConsumers.words().to_owned())]);
 }
 
 #[tokio::test(start_paused = true)]

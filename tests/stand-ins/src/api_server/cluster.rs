@@ -101,6 +101,15 @@ impl Allocated {
         self
     }
 
+    /// For the pods of a PodGroup, by its name and UID.
+    pub fn reserved_for_group(mut self, group: &str, uid: &str) -> Self {
+        push(
+            &mut self.claim["status"]["reservedFor"],
+            json!({ "apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": group, "uid": uid }),
+        );
+        self
+    }
+
     /// Made by a client that writes JSON with space in it: see the module `writes` for what that does to its status.
     pub fn with_spaced_parameters(mut self) -> Self {
         self.spaced = true;

@@ -3,7 +3,7 @@
 use nodedock_stand_ins::kubelet::ClaimRef;
 use nodedock_tests::cluster::{NAMESPACE, gpu_claim};
 use nodedock_tests::drivers::MOCK_GPU_FILE;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{GPUS, Node};
 
@@ -82,4 +82,23 @@ async fn what_is_not_for_this_node_or_not_allocated_is_refused_and_reported_on_t
         };
         api.wait_until(&what, |state| state.objects("events").iter().any(|event| is_on_it(event))).await;
     }
+}
+
+#[tokio::test]
+async fn a_claim_that_is_reserved_for_a_group_of_pods_is_prepared_and_shown_with_the_group() {
+    let node = Node::start(GPUS).await;
+    let reserved = gpu_claim("team", &["gpus/gpu-0"]).reserved_for_group("train", "uid-train");
+    let claim = ClaimRef::new(NAMESPACE, "team", &node.cluster.api.allocate_claim(reserved));
+    node.prepared(&claim).await;
+    let table = node.daemon.cli(&["get", "claims"]).await.done();
+    assert!(table.contains("pod,podgroups/train (kubelet)"), "{table}");
+    let shown = node.daemon.cli(&["get", "claims", "-o", "json"]).await.json();
+    let group = json!({
+        "apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "train", "uid": "uid-train",
+    });
+    assert_eq!(shown[0]["kubelet"]["consumers"][1], group);
+    let explained = node.daemon.cli(&["explain", "claim", "default/team"]).await.done();
+    assert!(explained.contains("podgroups.scheduling.k8s.io train (UID uid-train)"), "{explained}");
+    node.unprepared(&claim).await;
+    assert!(node.daemon.claims().await.is_empty());
 }

@@ -30,6 +30,21 @@ use nodedock_model::{
 /// Deadline of reading a claim for a kubelet, which waits 45 s for a prepare: after it the cached claim is used, or the kubelet retries.
 const CLAIM_SOURCE_WAIT: Duration = Duration::from_secs(10);
 
+/// The number of the last request to prepare each claim, counted since the start: a claim is not unprepared for a kubelet that has
+/// requested it again meanwhile.
+#[derive(Debug, Default)]
+pub(crate) struct KubeletRequests {
+    count: u64,
+    last: BTreeMap<Uid, u64>,
+}
+
+impl KubeletRequests {
+    fn note(&mut self, claim: &Uid) {
+        self.count += 1;
+        self.last.insert(claim.clone(), self.count);
+    }
+}
+
 impl Manager {
     /// Prepares one driver's part of a claim for a kubelet. Returns no devices if the claim has none of the driver. Not cancelled when
     /// the future is dropped.
@@ -80,6 +95,7 @@ impl Manager {
     ) -> Result<PreparedForKubelet, Problem> {
         // Also while it waits for a device: an unprepare that comes meanwhile has to find what this request takes.
         let _part = self.part_locks.take([(id.uid.clone(), driver.clone())]).await;
+        self.kubelet_requests.lock().note(&id.uid);
         let holder = Holder::Kubelet { driver, given: given.is_some() };
         let claim = match given {
             Some(claim) => claim,
@@ -139,15 +155,23 @@ impl Manager {
         self.complete("kubelet", work).await
     }
 
-    /// Unprepares every part of a claim that a kubelet holds and will not unprepare itself: the claim's object or its pods are gone.
-    /// `why` goes into the claim's history. Fails if some driver did; that is retried. Not cancelled when the future is dropped.
-    pub async fn unprepare_all_for_kubelet(self: &Arc<Self>, claim: &Uid, why: &str) -> Result<(), Problem> {
-        let (uid, why) = (claim.clone(), why.to_owned());
+    /// Unprepares every part of a claim that a kubelet holds and will not unprepare itself: the claim's object or its consumers are gone.
+    /// `why` goes into the claim's history. Fails if the kubelet requested the claim after `seen`, or if some driver failed; the latter is
+    /// retried. Not cancelled when the future is dropped.
+    pub async fn unprepare_all_for_kubelet(
+        self: &Arc<Self>,
+        seen: &KubeletClaim,
+        why: &str,
+    ) -> Result<(), Problem> {
+        let (seen, uid, why) = (seen.clone(), seen.claim.uid.clone(), why.to_owned());
         let work = |manager: Arc<Self>| async move {
             let record = manager.table().claim(uid.as_str()).cloned();
             let drivers: Vec<_> = record.iter().flat_map(|record| record.drivers.keys()).cloned().collect();
             let parts = drivers.iter().map(|driver| (uid.clone(), driver.clone()));
             let _parts = manager.part_locks.take(parts).await;
+            if manager.claim_held_for_kubelet(&uid).is_some_and(|now| now != seen) {
+                return Err(used_again(&seen.claim));
+            }
             let by = UnprepareRequest::Kubelet { driver: None, cause: &why };
             let end = manager.unprepare_one_claim(&uid, by, format!("unprepare-{uid}").into()).await;
             drivers.iter().for_each(|driver| manager.prepare_retries.lock().clear(&uid, driver));
@@ -158,12 +182,16 @@ impl Manager {
 
     /// Claims of the API server of which a kubelet holds parts, by UID.
     pub fn held_for_kubelet(&self) -> Vec<KubeletClaim> {
-        self.table().claims().filter_map(|record| kubelet_claim(record)).collect()
+        let table = self.table();
+        let mut requests = self.kubelet_requests.lock();
+        requests.last.retain(|uid, _| table.claim(uid.as_str()).is_some());
+        table.claims().filter_map(|record| kubelet_claim(record, &requests)).collect()
     }
 
     /// The claim, if it is of the API server and a kubelet holds parts of it.
     pub fn claim_held_for_kubelet(&self, uid: &Uid) -> Option<KubeletClaim> {
-        self.table().claim(uid.as_str()).and_then(|record| kubelet_claim(record))
+        let record = self.table().claim(uid.as_str()).cloned()?;
+        kubelet_claim(&record, &self.kubelet_requests.lock())
     }
 
     /// The statuses that drivers reported for the devices of a kubelet's claims, by UID; claims without any are left out.
@@ -198,11 +226,12 @@ fn answer(record: &ClaimRecord, driver: &DriverName) -> Option<PreparedForKubele
 }
 
 /// The parts of a claim that a kubelet holds, if there are any and the claim is of the API server.
-fn kubelet_claim(record: &ClaimRecord) -> Option<KubeletClaim> {
+fn kubelet_claim(record: &ClaimRecord, requests: &KubeletRequests) -> Option<KubeletClaim> {
     let drivers: Vec<_> = record.kubelet_drivers().cloned().collect();
     let hold = record.kubelet.as_ref().filter(|hold| !hold.given && !drivers.is_empty())?;
     let (claim, consumers) = (record.id.clone(), hold.consumers.clone());
-    Some(KubeletClaim { claim, drivers, consumers, since_ms: hold.since_ms })
+    let last_request = requests.last.get(&claim.uid).copied();
+    Some(KubeletClaim { claim, drivers, consumers, since_ms: hold.since_ms, last_request })
 }
 
 fn has_status(record: &ClaimRecord) -> bool {
@@ -233,6 +262,11 @@ fn statuses(record: &ClaimRecord) -> Option<ClaimStatuses> {
 fn no_claim(wanted: &ObjectRef) -> Problem {
     let message = format!("claim {wanted} (UID {}) does not exist", wanted.uid);
     Problem::not_found(ProblemCode::NoSuchClaim, message)
+}
+
+fn used_again(claim: &ObjectRef) -> Problem {
+    let message = format!("claim {claim} (UID {}): the kubelet requested it again meanwhile", claim.uid);
+    Problem::conflict(ProblemCode::ClaimInUse, message)
 }
 
 fn source_slow(wanted: &ObjectRef) -> Problem {

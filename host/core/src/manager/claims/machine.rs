@@ -14,8 +14,8 @@ use super::table::ClaimTable;
 use super::{name_few, overlap};
 use nodedock_model::{
     Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory, KubeletHold,
-    ObjectRef, PodContainer, PodRecord, PreparedBy, PreparedClaim, Problem, ProblemCode, ProblemKind,
-    Transition, Uid,
+    ObjectName, ObjectRef, PodContainer, PodRecord, PreparedBy, PreparedClaim, Problem, ProblemCode,
+    ProblemKind, Transition, Uid,
 };
 
 use holds::holds_of;
@@ -110,7 +110,12 @@ impl PrepareStep {
 }
 
 /// Checks of a claim that need nothing but the claim, the pod and the node.
-pub fn admit<'a>(claim: &'a Claim, pod: &ObjectRef, node_name: &str) -> Result<&'a Allocation, Problem> {
+pub fn admit<'a>(
+    claim: &'a Claim,
+    pod: &ObjectRef,
+    pod_group: Option<&ObjectName>,
+    node_name: &str,
+) -> Result<&'a Allocation, Problem> {
     let name = &claim.id;
     if let Some(owner) = claim.owner_pod.as_ref().filter(|owner| **owner != pod.uid) {
         let message = format!("claim {name} was made for another pod than {pod} (its owner has UID {owner})");
@@ -118,7 +123,7 @@ pub fn admit<'a>(claim: &'a Claim, pod: &ObjectRef, node_name: &str) -> Result<&
     }
     let allocation = allocated(claim)?;
     let admin_only = !allocation.devices.is_empty() && allocation.devices.iter().all(|d| d.admin_access);
-    if !claim.is_reserved_for(&pod.uid) && !admin_only {
+    if !claim.is_reserved_for(&pod.uid, pod_group) && !admin_only {
         let message = format!("claim {name} is not reserved for pod {pod} (UID {})", pod.uid);
         return Err(Problem::denied(ProblemCode::ClaimNotReserved, message));
     }

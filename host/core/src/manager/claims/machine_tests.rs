@@ -91,11 +91,18 @@ fn admission_says_what_is_wrong_with_a_claim() {
         change(&mut claim);
         claim
     };
-    let of_group = |c: &mut Claim| {
-        c.owner_pod = Some(uid("uid-a"));
-        let api_group = "scheduling.k8s.io".to_owned();
-        c.reserved_for = vec![Consumer { api_group, ..Consumer::of_pod(&pod("b")) }];
+    fn group(name: &str, api_group: &str) -> Consumer {
+        let (api_group, resource) = (api_group.to_owned(), "podgroups".to_owned());
+        let uid = uid("uid-of-the-group");
+        Consumer { api_group, resource, uid, ..Consumer::of_pod(&pod(name)) }
+    }
+    // The pod belongs to the group `a`, of which it does not know the UID.
+    let reserved = |groups: &[(&str, &str)]| {
+        let groups = groups.iter().map(|(name, api_group)| group(name, api_group));
+        let reserved_for = std::iter::once(Consumer::of_pod(&pod("b"))).chain(groups).collect();
+        Claim { reserved_for, ..good.clone() }
     };
+    let owned = |claim: Claim| Claim { owner_pod: Some(uid("uid-a")), ..claim };
     let (of_another, not_reserved) = (Some("claim-of-another-pod"), Some("claim-not-reserved"));
     let (not_allocated, elsewhere) = (Some("claim-not-allocated"), Some("claim-on-another-node"));
     // The code for a pod, then for a kubelet, which has checked the pods itself.
@@ -105,7 +112,12 @@ fn admission_says_what_is_wrong_with_a_claim() {
         (not_reserved, None, with(|c| c.reserved_for = vec![Consumer::of_pod(&pod("b"))])),
         (not_reserved, None, with(|c| (c.reserved_for, c.allocation) = (vec![], Some(allocation(&[]))))),
         (not_reserved, None, claim("some", &["!gpu/0", "gpu/1"], &[&b])),
-        (not_reserved, None, with(of_group)),
+        (not_reserved, None, owned(reserved(&[("b", "scheduling.k8s.io")]))),
+        (not_reserved, None, reserved(&[("a", "example.com")])),
+        (None, None, reserved(&[("a", "scheduling.k8s.io")])),
+        // The pod that owns it may be of the group.
+        (None, None, owned(reserved(&[("a", "scheduling.k8s.io")]))),
+        (not_reserved, of_another, owned(reserved(&[]))),
         (
             elsewhere,
             elsewhere,
@@ -116,9 +128,10 @@ fn admission_says_what_is_wrong_with_a_claim() {
         (None, None, claim("all", &["!gpu/0"], &[])),
     ];
     for (for_pod, for_kubelet, claim) in cases {
-        for (admitted, code) in
-            [(admit(&claim, &a, "node-1"), for_pod), (admit_for_kubelet(&claim, "node-1"), for_kubelet)]
-        {
+        for (admitted, code) in [
+            (admit(&claim, &a, Some(&a.name), "node-1"), for_pod),
+            (admit_for_kubelet(&claim, "node-1"), for_kubelet),
+        ] {
             let problem = admitted.err();
             assert_eq!(problem.as_ref().map(|problem| problem.code.as_str()), code, "{claim:?}");
             let is_named = |problem: &Problem| problem.message.contains(&claim.id.to_string());

@@ -253,12 +253,15 @@ fn pod(object: &Pod, document: usize) -> Result<PodRequest, ManifestError> {
     let pod = object_ref(meta, &context)?;
     let claims = references(object, &context)?;
     let spec = object.spec.clone().unwrap_or_default();
+    let pod_group = spec.scheduling_group.and_then(|group| group.pod_group_name).map(ObjectName::new);
+    let pod_group =
+        pod_group.map(|name| context.name("spec.schedulingGroup.podGroupName", name)).transpose()?;
     let init = spec.init_containers.unwrap_or_default().into_iter().map(|c| (init_kind(&c), c));
     let app = spec.containers.into_iter().map(|c| (ContainerKind::App, c));
     let containers: Vec<_> =
         init.chain(app).map(|(kind, c)| container(kind, c, &context)).collect::<Result<_, _>>()?;
     check_containers(object, &containers, &context)?;
-    let mut request = PodRequest { pod, claims, containers };
+    let mut request = PodRequest { pod, pod_group, claims, containers };
     add_extended_resources(object, &mut request, &context)?;
     Ok(request)
 }

@@ -139,6 +139,16 @@ fn a_pod_finds_the_claim_of_its_extended_resources_in_its_status() {
     assert_eq!(claim.request.as_deref(), Some("container-0-request-0"));
 }
 
+#[test]
+fn a_pod_has_the_name_of_its_group() {
+    let with = |group: &str| POD.replace("spec:", &format!("spec:\n  schedulingGroup: {group}"));
+    let group_of = |text: &str| parse(text, "pod.yaml").unwrap().pods.remove(0).pod_group;
+    assert_eq!(group_of(&with("{podGroupName: train}")), Some(ObjectName::new("train").unwrap()));
+    assert_eq!((group_of(&with("{}")), group_of(POD)), (None, None));
+    let error = error_of(&with("{podGroupName: Train}"));
+    assert_says(&error, &["Pod one", "spec.schedulingGroup.podGroupName", "Train"]);
+}
+
 const POD: &str = "
 apiVersion: v1
 kind: Pod

@@ -80,7 +80,7 @@ impl Manager {
         let started = std::time::Instant::now();
         let mut resolved = Vec::with_capacity(request.claims.len());
         for reference in &request.claims {
-            let claim = self.resolve(inline, &request.pod, reference).await;
+            let claim = self.resolve(inline, request, reference).await;
             resolved.push(ResolvedClaim { reference: reference.clone(), claim });
         }
         let claims = resolved.iter().filter_map(|resolved| resolved.claim.as_ref().ok());
@@ -101,10 +101,10 @@ impl Manager {
     async fn resolve(
         &self,
         inline: &[Claim],
-        pod: &ObjectRef,
+        request: &PodRequest,
         reference: &ClaimReference,
     ) -> Result<Claim, Problem> {
-        let name = &reference.claim_name;
+        let (pod, name) = (&request.pod, &reference.claim_name);
         let is_named = |claim: &&Claim| claim.id.namespace == pod.namespace && claim.id.name == *name;
         // Claims of the request come first; of two with one name the later counts.
         let claim = match inline.iter().rev().find(is_named) {
@@ -119,7 +119,7 @@ impl Manager {
             return Err(machine::other_uid(&claim.id, &claim.id.uid, uid));
         }
         check_bounds(&claim)?;
-        machine::admit(&claim, pod, &self.settings.node.name)?;
+        machine::admit(&claim, pod, request.pod_group.as_ref(), &self.settings.node.name)?;
         Ok(claim)
     }
 

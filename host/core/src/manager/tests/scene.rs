@@ -454,7 +454,7 @@ pub(crate) fn request(pod: &ObjectRef, claims: &[&str]) -> PodRequest {
         ..container("main", ContainerKind::App, &[])
     };
     let claims = claims.iter().map(reference).collect();
-    PodRequest { pod: pod.clone(), claims, containers: vec![container] }
+    PodRequest { pod: pod.clone(), pod_group: None, claims, containers: vec![container] }
 }
 
 /// A release by root, of the only claim of a name.
@@ -465,7 +465,7 @@ pub(crate) fn release_request(claim: &str) -> ReleaseRequest {
 
 /// A request of a pod without claims.
 pub(crate) fn device_request(short: &str, containers: &[PodContainer]) -> PodRequest {
-    PodRequest { pod: pod(short), claims: Vec::new(), containers: containers.to_vec() }
+    PodRequest { pod: pod(short), pod_group: None, claims: Vec::new(), containers: containers.to_vec() }
 }
 
 /// A container that wants so many of each `example.com/SHORT`.

@@ -10,13 +10,13 @@ use nodedock_model::{
 };
 
 /// Checks of a claim that need nothing but the claim and the node. The kubelet has checked which pods it is reserved for; without the pod it
-/// can be checked that a claim made from a template goes to its own pod.
+/// can be checked that a claim made from a template goes to its own pod, unless it is reserved for more than pods: the pod may be of a group.
 pub fn admit_for_kubelet<'a>(claim: &'a Claim, node_name: &str) -> Result<&'a Allocation, Problem> {
     let allocation = allocated(claim)?;
     check_node(claim, allocation, node_name)?;
-    let mut pods = claim.reserved_for.iter().filter(|consumer| consumer.is_pod()).peekable();
-    if let Some(owner) = claim.owner_pod.as_ref().filter(|_| pods.peek().is_some())
-        && !pods.any(|pod| pod.uid == *owner)
+    let (consumers, owner) = (&claim.reserved_for, claim.owner_pod.as_ref());
+    if let Some(owner) = owner.filter(|_| !consumers.is_empty())
+        && consumers.iter().all(|consumer| consumer.is_pod() && consumer.uid != *owner)
     {
         let message = format!(
             "claim {} was made for the pod with UID {owner}, and is reserved for others only",
@@ -110,7 +110,7 @@ pub fn end_of_part(record: &ClaimRecord, driver: &DriverName) -> Result<(), Prob
 
 pub(super) fn in_use(record: &ClaimRecord) -> Problem {
     let advice = match record.is_held_by_kubelet() {
-        true => "a kubelet unprepares it when those pods are gone",
+        true => "a kubelet unprepares it when their pods are gone",
         false => "use `nodedock unprepare`, which calls its drivers",
     };
     let message = format!(

@@ -174,7 +174,7 @@ impl Node {
 
     fn decide(&mut self, holder: Holder<'_>, claim: &Claim) -> PrepareStep {
         let admitted = match holder {
-            Holder::Pod(pod) => machine::admit(claim, pod, "node-1"),
+            Holder::Pod(pod) => machine::admit(claim, pod, None, "node-1"),
             Holder::Kubelet { .. } => machine::admit_for_kubelet(claim, "node-1"),
         };
         let allocation = admitted.expect("every claim is admitted here");

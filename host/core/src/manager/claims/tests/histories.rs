@@ -401,8 +401,9 @@ async fn carry_out(daemon: &Daemon, asked: &Request) -> Vec<(User, Uid)> {
             daemon.kubelet_unprepare(&driver_of(claim, *part), claim).await.ok();
         }
         Request::KubeletUnprepare { claim, part: None } => {
-            let uid = &claims()[*claim].id.uid;
-            daemon.manager.unprepare_all_for_kubelet(uid, "its pods are gone").await.ok();
+            if let Some(seen) = daemon.manager.claim_held_for_kubelet(&claims()[*claim].id.uid) {
+                daemon.manager.unprepare_all_for_kubelet(&seen, "its pods are gone").await.ok();
+            }
         }
         Request::KubeletPrepare { claim, part } => {
             let claim = claims()[*claim].clone();

@@ -350,7 +350,15 @@ async fn a_part_that_is_refused_for_good_is_rolled_back_and_the_rest_stays() {
 async fn a_claim_whose_pods_are_gone_is_unprepared_for_the_kubelet() {
     let Both { home: _home, daemon, gpu, nic, both } = Both::prepared().await;
     nic.refuse_unprepare(transient());
-    let unprepare = || daemon.manager.unprepare_all_for_kubelet(&both.id.uid, "its pods are gone");
+    let seen = daemon.manager.claim_held_for_kubelet(&both.id.uid).unwrap();
+    // The kubelet requests the claim again, with the same consumers, before it is unprepared.
+    daemon.kubelet_prepare(&gpu.name, &both).await.unwrap();
+    let refused = daemon.manager.unprepare_all_for_kubelet(&seen, "its pods are gone").await;
+    assert_eq!(refused.as_ref().map_err(|problem| problem.code.as_str()), Err("claim-in-use"));
+    assert!(refused.unwrap_err().message.contains("default/both"));
+    assert_eq!((daemon.state("uid-both"), nic.counts()), (Some(ClaimState::Prepared), (1, 0)));
+    let seen = daemon.manager.claim_held_for_kubelet(&both.id.uid).unwrap();
+    let unprepare = || daemon.manager.unprepare_all_for_kubelet(&seen, "its pods are gone");
     assert_eq!(unprepare().await, Err(transient()));
     let record = daemon.manager.claims().remove(0);
     assert!(record.timeline.iter().any(|entry| entry.cause.starts_with("its pods are gone")), "{record:?}");
