@@ -24,6 +24,7 @@ const KUBELET_APIS: &[(&str, &str)] = &[
     ("dra_health_v1", "kubelet/dra_health/v1/api.proto"),
     ("dra_health_v1alpha1", "kubelet/dra_health/v1alpha1/api.proto"),
     ("device_plugin_v1beta1", "kubelet/deviceplugin/v1beta1/api.proto"),
+    ("pods_v1alpha1", "kubelet/pods/v1alpha1/api.proto"),
     ("pod_resources_v1", "kubelet/podresources/v1/api.proto"),
     ("pod_resources_v1alpha1", "kubelet/podresources/v1alpha1/api.proto"),
 ];
@@ -53,6 +54,7 @@ const PRINTED: &[&str] = &[
     "ResourceOutcome",
     "Retry",
     "SysfsValue",
+    "Taint",
     "Transition",
     "UntoldDriver",
 ];
@@ -76,6 +78,8 @@ const PRINTED_FIELDS: &[(&str, &str)] = &[
     ("Device.health_message", "skip"),
     ("Device.numa_nodes", NO_EMPTY_LIST),
     ("Device.pods", NO_EMPTY_LIST),
+    ("Device.taints", NO_EMPTY_LIST),
+    ("Device.more_taint_rules", "skip_serializing_if = \"crate::json::is_zero\""),
     ("Driver.name", "serialize_with = \"crate::json::text_or_null\""),
     ("Driver.summary", "skip"),
     ("Driver.timeline", "skip"),
@@ -108,6 +112,7 @@ const PRINTED_FIELDS: &[(&str, &str)] = &[
         "SysfsValue.problem",
         "skip_serializing_if = \"Option::is_none\", serialize_with = \"crate::json::code_and_message\"",
     ),
+    ("Taint.rule", NO_EMPTY_TEXT),
     ("Transition.at_ms", AT),
     ("Transition.problem", NO_RETRY),
     ("Transition.again", NO_NULL),

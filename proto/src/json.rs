@@ -27,6 +27,10 @@ pub(crate) fn parsed<S: Serializer>(json: &str, serializer: S) -> Result<S::Ok, 
     serde_json::from_str::<serde_json::Value>(json).unwrap_or_default().serialize(serializer)
 }
 
+pub(crate) fn is_zero(count: &u32) -> bool {
+    *count == 0
+}
+
 /// Whether a driver's file was not judged at all.
 pub(crate) fn is_unchecked(trust: &Option<DriverTrust>) -> bool {
     trust.as_ref().is_none_or(|trust| trust.mode == "off")

@@ -56,6 +56,14 @@ pub mod kubelet {
         }
     }
 
+    /// Pods.
+    pub mod pods {
+        /// Package `v1alpha1`.
+        pub mod v1alpha1 {
+            include!(concat!(env!("OUT_DIR"), "/pods_v1alpha1/v1alpha1.rs"));
+        }
+    }
+
     /// Pod resources.
     pub mod pod_resources {
         /// Package `v1`.

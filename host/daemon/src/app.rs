@@ -378,6 +378,7 @@ impl Built {
             conditions,
             checkpoint,
             node,
+            taints: kubelet_sockets.cluster.as_ref().map(|cluster| cluster.taints.clone()),
             recorded_hardware: config.hardware.is_simulated(),
             started_ms,
             tasks: tasks_of_api,

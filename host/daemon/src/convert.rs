@@ -9,10 +9,11 @@ use nodedock_base::conditions::Condition;
 use nodedock_core::manager::claims::{ClaimOutcome, PodSelector};
 use nodedock_core::manager::{ContainerAnswer, PodOutcome, PodView};
 use nodedock_core::registry::{DriverView, NativeView, TrustView};
+use nodedock_kube::taints::{AddedTaints, RuleTaint};
 use nodedock_model::{
     AllocatedDevice, Allocation, AllocationMount, AllocationNode, AttributeValue, Claim, ClaimRecord,
     ClaimReference, Consumer, ContainerClaim, ContainerKind, NameError, ObjectRef, OpaqueConfig,
-    PodContainer, PodRequest, Problem, ProblemCode, is_dns_label, limit,
+    PodContainer, PodRequest, Problem, ProblemCode, Taint, is_dns_label, limit,
 };
 
 mod claims;
@@ -292,6 +293,27 @@ pub fn pod_message(request: &PodRequest, inline: &[Claim]) -> v1::PreparePodRequ
         inline_claims: inline.iter().map(claim_message).collect(),
         pod_group: request.pod_group.as_ref().map(ToString::to_string).unwrap_or_default(),
     }
+}
+
+/// The taints of a device: of its driver, then of the host, then of rules.
+pub fn taints(own: &[Taint], added: &AddedTaints) -> Vec<v1::Taint> {
+    let taint = |taint: &Taint, source: &str| v1::Taint {
+        key: taint.key.clone(),
+        value: taint.value.clone(),
+        effect: taint.effect.as_str().to_owned(),
+        source: source.to_owned(),
+        rule: String::new(),
+    };
+    let of_rule = |of: &RuleTaint| v1::Taint {
+        key: of.key.clone(),
+        value: of.value.clone(),
+        effect: of.effect.clone(),
+        source: "rule".to_owned(),
+        rule: of.rule.to_string(),
+    };
+    let own = own.iter().map(|own| taint(own, "driver"));
+    let unhealthy = added.unhealthy.iter().map(|unhealthy| taint(unhealthy, "nodedock"));
+    own.chain(unhealthy).chain(added.rules.iter().map(of_rule)).collect()
 }
 
 pub fn object_message(object: &ObjectRef) -> v1::ObjectRef {

@@ -24,6 +24,7 @@ use nodedock_core::driver::{Driver, NodeFacts};
 use nodedock_core::manager::devices::{Capacity, ResourceSource, ResourceView};
 use nodedock_core::manager::{Manager, PodView};
 use nodedock_core::registry::Registry;
+use nodedock_kube::taints::DeviceTaints;
 use nodedock_model::{Caller, DriverName, ExtendedResource, HealthState, ObjectRef, Problem, ProblemCode};
 
 /// Bytes of a message on the node API.
@@ -38,6 +39,8 @@ pub struct NodeApi {
     pub conditions: Conditions,
     pub checkpoint: Checkpoint,
     pub node: NodeFacts,
+    /// Of a Kubernetes node.
+    pub taints: Option<DeviceTaints>,
     /// The daemon runs on a recorded machine.
     pub recorded_hardware: bool,
     /// When the daemon started; milliseconds since the Unix epoch.
@@ -289,6 +292,10 @@ impl NodeApi {
                 let resource = pool.extended_resource.as_ref();
                 let users = resource
                     .and_then(|resource| users.get(&(resource, format!("{pool_name}/{device_name}"))));
+                // A pool with a resource's name is not published: no rule taints it.
+                let taints = self.taints.as_ref().filter(|_| resource.is_none());
+                let added = taints.map(|taints| taints.of(name, pool_name, device_name, &device.taints));
+                let added = added.unwrap_or_default();
                 let capacity = device.capacities.iter().map(|(name, c)| (name.to_string(), c.value.clone()));
                 devices.push(v1::Device {
                     driver: name.to_string(),
@@ -302,6 +309,8 @@ impl NodeApi {
                     extended_resource: resource.map(ToString::to_string).unwrap_or_default(),
                     numa_nodes: device.numa_nodes.clone(),
                     pods: users.into_iter().flatten().copied().map(convert::object_message).collect(),
+                    taints: convert::taints(&device.taints, &added),
+                    more_taint_rules: convert::count(added.more_rules),
                 });
             }
         }

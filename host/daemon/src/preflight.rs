@@ -221,7 +221,12 @@ async fn rights(client: &KubeClient) -> Check {
             Check::new(NAME, Verdict::Ok, "the account has all that it needs")
         }
         Ok(missing) => {
-            Check::new(NAME, Verdict::Failed, format!("the account lacks: {}", missing.join(", ")))
+            let names: Vec<_> = missing.iter().map(|right| right.name.as_str()).collect();
+            let finding = format!("the account lacks: {}", names.join(", "));
+            match missing.iter().all(|right| right.is_optional) {
+                true => Check::new(NAME, Verdict::Warning, format!("{finding}; the daemon works without")),
+                false => Check::new(NAME, Verdict::Failed, finding),
+            }
         }
     }
 }

@@ -21,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::APIGroup;
+use kube::core::ApiResource;
 use tokio::sync::watch as channel;
 use tokio::time::Instant;
 
@@ -30,6 +31,7 @@ pub use error::{ApiError, ErrorKind};
 pub use rate::RequestRate;
 pub use reachability::Reachability;
 pub use version::{DraResource, DraVersion};
+pub(crate) use watch::{PAGE_ITEMS as WATCH_PAGE_ITEMS, meaning};
 
 use self::credentials::Credentials;
 use self::rate::{RateLimit, Urgency};
@@ -146,6 +148,24 @@ impl KubeClient {
         let request = http::Request::get("/apis/resource.k8s.io").body(Vec::new());
         let request = request.map_err(|error| ApiError::new(ErrorKind::Invalid, error.to_string()))?;
         Ok(client.request(request).await?)
+    }
+
+    /// Returns how DeviceTaintRules are served, in the newest version; `None`: they are not.
+    pub(crate) async fn taint_rules(&self) -> Result<Option<ApiResource>, ApiError> {
+        let group = match self.group(self.client()).await {
+            Ok(group) => group,
+            Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::NotServed) => {
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
+        for resource in version::taint_rules(&group) {
+            let served = self.client().list_api_group_resources(&resource.api_version).await?;
+            if served.resources.iter().any(|served| served.name == resource.plural) {
+                return Ok(Some(resource));
+            }
+        }
+        Ok(None)
     }
 
     /// Runs a request in the served version; once more in another one if that version is no longer served.

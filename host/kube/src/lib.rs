@@ -11,3 +11,4 @@ pub mod preflight;
 pub mod reconcile;
 pub mod slices;
 pub mod status;
+pub mod taints;

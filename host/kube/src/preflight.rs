@@ -11,15 +11,27 @@ use crate::client::{ApiError, DraVersion, KubeClient};
 use nodedock_model::ObjectName;
 
 /// Verbs on a resource of a group, `resource/subresource`, that the daemon uses. The role of the deployment has the same.
-pub const RIGHTS: [(&str, &str, &[&str]); 7] = [
+pub const RIGHTS: [(&str, &str, &[&str]); 8] = [
     ("resource.k8s.io", "resourceclaims", &["get", "list", "watch"]),
     ("resource.k8s.io", "resourceclaims/status", &["patch"]),
     ("resource.k8s.io", "resourceclaims/driver", &["associated-node:patch"]),
     ("resource.k8s.io", "resourceslices", &["list", "watch", "create", "update", "delete"]),
+    ("resource.k8s.io", "devicetaintrules", &["list", "watch"]),
     ("", "nodes", &["get"]),
     ("", "pods", &["get", "list"]),
     ("events.k8s.io", "events", &["create", "patch"]),
 ];
+
+/// The resources of [`RIGHTS`] without which the daemon does its work, but for what the deployment documents.
+const OPTIONAL: [&str; 2] = ["devicetaintrules", "pods"];
+
+/// A right that the account does not have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MissingRight {
+    /// `VERB RESOURCE.GROUP`
+    pub name: String,
+    pub is_optional: bool,
+}
 
 /// The API server as the node sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,14 +54,15 @@ pub async fn node(client: &KubeClient, name: &ObjectName) -> Result<Option<NodeS
     Ok(node.map(|node| node.status.and_then(|status| status.node_info).unwrap_or_default()))
 }
 
-/// Returns those of [`RIGHTS`] that the account does not have, as `VERB RESOURCE.GROUP`.
-pub async fn missing_rights(client: &KubeClient) -> Result<Vec<String>, ApiError> {
+/// Returns those of [`RIGHTS`] that the account does not have.
+pub async fn missing_rights(client: &KubeClient) -> Result<Vec<MissingRight>, ApiError> {
     let mut missing = Vec::new();
     for (group, resource, verbs) in RIGHTS {
         for verb in verbs {
             if !has_right(client, group, resource, verb).await? {
                 let dot = if group.is_empty() { "" } else { "." };
-                missing.push(format!("{verb} {resource}{dot}{group}"));
+                let name = format!("{verb} {resource}{dot}{group}");
+                missing.push(MissingRight { name, is_optional: OPTIONAL.contains(&resource) });
             }
         }
     }

@@ -3,6 +3,7 @@
 mod claims;
 mod kubelet;
 mod starts;
+mod taints;
 mod turns;
 
 use std::sync::Arc;
@@ -25,7 +26,11 @@ struct Node {
 
 impl Node {
     async fn start(config: &str) -> Self {
-        let cluster = Arc::new(Cluster::start().await);
+        Self::start_in(Cluster::start().await, config).await
+    }
+
+    async fn start_in(cluster: Cluster, config: &str) -> Self {
+        let cluster = Arc::new(cluster);
         let daemon = cluster.daemon().await;
         let of = cluster.clone();
         let wipes = Arc::new(move |driver: Option<&str>| {

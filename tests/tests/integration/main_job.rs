@@ -198,14 +198,15 @@ async fn a_pod_is_given_the_claim_of_its_group_and_not_that_of_another() {
         )
     };
     let file = daemon.path().join("pod.yaml");
-    for (of, outcome) in [("eval", "failed"), ("train", "prepared")] {
+    for (of, outcome) in [("eval", "refused"), ("train", "prepared")] {
         std::fs::write(&file, manifest(of)).unwrap();
-        let answer = prepare(&daemon, file.to_str().unwrap()).await.json();
-        let outcomes: Vec<_> =
-            answer["claims"].as_array().unwrap().iter().map(|claim| &claim["outcome"]).collect();
-        assert_eq!(outcomes, [outcome, outcome], "{answer}");
-        if outcome == "failed" {
-            assert_eq!(answer["claims"][0]["problem"]["code"], "claim-not-reserved");
+        let output = prepare(&daemon, file.to_str().unwrap()).await;
+        let answer: Value = serde_json::from_str(&output.stdout).unwrap();
+        let claims = answer["claims"].as_array().unwrap();
+        assert!(claims.iter().all(|claim| claim["outcome"] == outcome), "{answer}");
+        if outcome == "refused" {
+            assert_eq!((output.code, &claims[0]["problem"]["code"]), (Some(1), &json!("claim-not-reserved")));
+            assert!(output.stderr.contains("nor for its group eval"), "{output:?}");
         }
     }
 }

@@ -21,6 +21,7 @@ use nodedock_kube::events::Events;
 use nodedock_kube::reconcile::Reconcile;
 use nodedock_kube::slices::SliceReport;
 use nodedock_kube::status::Statuses;
+use nodedock_kube::taints::DeviceTaints;
 
 /// Sockets of drivers that are checked concurrently: there may be a thousand.
 const LIVE_PATHS_AT_ONCE: usize = 32;
@@ -35,6 +36,7 @@ pub struct Cluster {
     pub statuses: Statuses,
     pub events: Events,
     pub reconcile: Reconcile,
+    pub taints: DeviceTaints,
 }
 
 impl Cluster {

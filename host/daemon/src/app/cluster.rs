@@ -29,6 +29,7 @@ use nodedock_kube::pools::{NodePools, PoolNames};
 use nodedock_kube::reconcile::{HeldClaims, Reconcile};
 use nodedock_kube::slices::{self, SliceParts, SliceReport};
 use nodedock_kube::status::Statuses;
+use nodedock_kube::taints::DeviceTaints;
 use nodedock_model::{KubeletClaim, Problem, limit};
 
 /// The client of the API server, before the claim manager is there to use it.
@@ -128,7 +129,8 @@ impl Connected {
         parts.tasks.spawn("status-feed", reports);
         let bridge = self.bridge(parts, events.clone(), &tasks)?;
         let prepared = Arc::new(PreparedClaims { claims: parts.manager.clone(), bridge: bridge.clone() });
-        let reconcile = Reconcile::start(&parts.tasks, &self.client, node, prepared);
+        let reconcile =
+            Reconcile::start(&parts.tasks, &self.client, node, prepared);
         let report = report_prepared(
             parts.manager.clone(),
             self.claims.clone(),
@@ -139,9 +141,16 @@ impl Connected {
         parts.tasks.spawn("held-claims", report);
         let settled = parts.at_start.settled(parts.registry.clone(), &parts.changes, &parts.tasks);
         let slices = self.slices(parts, facts, events.clone(), settled);
+        let taints = DeviceTaints::start(
+            &parts.tasks,
+            &self.client,
+            parts.changes.clone(),
+            slices.clone(),
+            self.pools.clone(),
+        );
         bridge.start();
         let (client, claims) = (self.client, self.claims);
-        let cluster = Cluster { bridge, client, claims, slices, statuses, events, reconcile };
+        let cluster = Cluster { bridge, client, claims, slices, statuses, events, reconcile, taints };
         Ok(KubeletSockets { tasks, cluster: Some(cluster) })
     }
 

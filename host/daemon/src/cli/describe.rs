@@ -67,6 +67,14 @@ pub(super) fn sysfs_value(value: &v1::SysfsValue) -> String {
     }
 }
 
+/// A taint as `kubectl taint` writes it, and where it comes from.
+pub(super) fn taint(taint: &v1::Taint) -> String {
+    let v1::Taint { key, value, effect, source, rule } = taint;
+    let equals = if value.is_empty() { "" } else { "=" };
+    let from = if rule.is_empty() { source.clone() } else { format!("{source} {rule}") };
+    format!("{key}{equals}{value}:{effect} ({from})")
+}
+
 /// A cell of a table: the consumers for which a kubelet had a claim prepared.
 pub(super) fn kubelet_consumers(hold: &v1::KubeletHold) -> String {
     // The column is that of pods: of another consumer it has the kind.
@@ -189,6 +197,17 @@ mod tests {
             kubelet_hold(&of_group).ends_with("pods p0 (UID u0), podgroups.scheduling.k8s.io p1 (UID u1)")
         );
         assert!(kubelet_hold(&hold(10)).ends_with("pods p7 (UID u7), and 2 more"));
+    }
+
+    #[test]
+    fn a_taint_is_shown_with_its_effect_and_where_it_comes_from() {
+        let of = |value: &str, source: &str, rule: &str| {
+            let text = str::to_owned;
+            let (key, effect) = (text("example.com/worn"), text("NoExecute"));
+            taint(&v1::Taint { key, value: text(value), effect, source: text(source), rule: text(rule) })
+        };
+        assert_eq!(of("x", "driver", ""), "example.com/worn=x:NoExecute (driver)");
+        assert_eq!(of("", "rule", "maintenance"), "example.com/worn:NoExecute (rule maintenance)");
     }
 
     #[test]

@@ -40,6 +40,18 @@ impl DraVersion {
     }
 }
 
+/// Versions with DeviceTaintRules, newest first (Kubernetes 1.37, 1.36, 1.33). A server serves the rules in some of its versions only.
+const TAINT_RULE_VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
+
+/// How DeviceTaintRules may be served, by the versions that the group says it serves; newest first.
+pub(super) fn taint_rules(group: &APIGroup) -> impl Iterator<Item = ApiResource> {
+    let is_served = |version: &&str| group.versions.iter().any(|served| served.version == **version);
+    TAINT_RULE_VERSIONS.iter().copied().filter(is_served).map(|version| {
+        let kind = GroupVersionKind::gvk("resource.k8s.io", version, "DeviceTaintRule");
+        ApiResource::from_gvk_with_plural(&kind, "devicetaintrules")
+    })
+}
+
 /// The version to use, by what the group says it serves.
 pub(super) fn choose(group: &APIGroup) -> Result<DraVersion, ApiError> {
     let served: Vec<&str> = group.versions.iter().map(|version| version.version.as_str()).collect();

@@ -9,7 +9,7 @@ use super::{API_RETRY_MAX, ApiError, DraResource, DraVersion, ErrorKind, KubeCli
 use nodedock_model::ObjectName;
 
 /// Objects in one answer of a list.
-const PAGE_ITEMS: u32 = 250;
+pub(crate) const PAGE_ITEMS: u32 = 250;
 
 impl KubeClient {
     /// Lists and watches claims or slices with a field selector, in one namespace or in all. With `since`, the version of what is known
@@ -163,7 +163,8 @@ impl ResumedWatch {
     }
 }
 
-fn meaning(error: watcher::Error) -> ApiError {
+/// What an error of a watch means.
+pub(crate) fn meaning(error: watcher::Error) -> ApiError {
     use watcher::Error;
     match error {
         Error::InitialListFailed(error) | Error::WatchStartFailed(error) | Error::WatchFailed(error) => {

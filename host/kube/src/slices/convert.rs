@@ -11,7 +11,7 @@ use super::health::UnhealthyTaint;
 use super::slice::{Content, PoolFields};
 use nodedock_model::{
     AllocatableMapping, AttributeValue, CapacityChoice, CapacityPolicy, CounterSet, Device, DeviceName,
-    NodeAllocatable, Pool, PoolScheduling, SkippedOperations, TaintEffect, limit,
+    NodeAllocatable, Pool, PoolScheduling, SkippedOperations, Taint, TaintEffect, limit,
 };
 
 /// Returns what the slices of a pool are to contain. `unhealthy` devices get these taints, of the key [`UNHEALTHY`].
@@ -160,24 +160,19 @@ fn taints(device: &Device, unhealthy: Option<&UnhealthyTaint>) -> Vec<api::Devic
     let taint = |key: &str, value: &str, effect: TaintEffect| api::DeviceTaint {
         key: key.to_owned(),
         value: Some(value.to_owned()).filter(is_set),
-        effect: effect_name(effect).to_owned(),
+        effect: effect.as_str().to_owned(),
         time_added: None,
     };
     let own = device.taints.iter();
     let mut taints: Vec<_> = own.map(|own| taint(&own.key, &own.value, own.effect)).collect();
-    // A device that has this taint from its driver, or no room for one more, is left as the driver describes it.
-    let has_room = taints.len() < limit::TAINTS_MAX && taints.iter().all(|taint| taint.key != UNHEALTHY);
-    if let Some(UnhealthyTaint { value, evicts }) = unhealthy.filter(|_| has_room) {
-        let effect = if *evicts { TaintEffect::NoExecute } else { TaintEffect::NoSchedule };
-        taints.push(taint(UNHEALTHY, value, effect));
+    if let Some(unhealthy) = unhealthy.filter(|_| has_room(&device.taints)) {
+        taints.push(taint(UNHEALTHY, &unhealthy.value, unhealthy.effect()));
     }
     taints
 }
 
-fn effect_name(effect: TaintEffect) -> &'static str {
-    match effect {
-        TaintEffect::None => "None",
-        TaintEffect::NoSchedule => "NoSchedule",
-        TaintEffect::NoExecute => "NoExecute",
-    }
+/// Whether the taint of unhealthy devices is added to those of a driver. A device that has it from its driver, or no room for one more, is
+/// left as the driver describes it.
+pub(super) fn has_room(own: &[Taint]) -> bool {
+    own.len() < limit::TAINTS_MAX && own.iter().all(|taint| taint.key != UNHEALTHY)
 }

@@ -59,6 +59,13 @@ impl DesiredState {
         each.map(|(driver, pool, content)| (PoolKey { driver, pool }, content)).collect()
     }
 
+    /// Returns the devices that are to have the taint of unhealthy ones, by the driver's own names.
+    pub(super) fn unhealthy(&self) -> BTreeMap<DriverName, TaintedDevices> {
+        let drivers = self.drivers.iter();
+        let tainted = drivers.map(|(driver, state)| (driver.clone(), state.unhealthy.devices()));
+        tainted.filter(|(_, devices)| !devices.is_empty()).collect()
+    }
+
     /// Returns pools of present drivers that cannot be published under a name of the API, with the reason.
     pub(super) fn unnameable(&self, drivers: &DriverSnapshot) -> BTreeMap<PoolKey, String> {
         let is_here =

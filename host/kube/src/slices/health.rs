@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use nodedock_model::{DeviceName, DriverName, HealthReport, HealthState, PoolName};
+use nodedock_model::{DeviceName, DriverName, HealthReport, HealthState, PoolName, TaintEffect};
 
 /// Time that a device keeps the taint after its last unhealthy report: flapping must not cause a write each time.
 pub(crate) const SLICE_TAINT_HOLD: Duration = Duration::from_secs(30);
@@ -37,6 +37,12 @@ pub(super) struct UnhealthyTaint {
     pub(super) value: String,
     /// `NoExecute` in place of `NoSchedule`.
     pub(super) evicts: bool,
+}
+
+impl UnhealthyTaint {
+    pub(super) fn effect(&self) -> TaintEffect {
+        if self.evicts { TaintEffect::NoExecute } else { TaintEffect::NoSchedule }
+    }
 }
 
 /// Devices by the names that their driver gives them, with their taints.

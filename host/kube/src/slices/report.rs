@@ -7,10 +7,13 @@ use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 
+use super::convert::has_room;
+use super::entry::UNHEALTHY;
+use super::health::TaintedDevices;
 use super::slice::PoolKey;
 use crate::client::Verb;
 use nodedock_base::worded;
-use nodedock_model::Problem;
+use nodedock_model::{DeviceName, DriverName, PoolName, Problem, Taint};
 
 /// The kinds of writes.
 pub(super) const WRITES: [Verb; 3] = [Verb::Create, Verb::Update, Verb::Delete];
@@ -45,6 +48,8 @@ pub struct PoolStatus {
 #[derive(Debug, Clone)]
 pub struct SliceReport {
     pools: Arc<Mutex<BTreeMap<PoolKey, PoolStatus>>>,
+    /// The devices of each driver that are to have the taint of unhealthy ones.
+    unhealthy: Arc<Mutex<BTreeMap<DriverName, TaintedDevices>>>,
     /// By verb and outcome.
     pub writes: Family<WriteLabels, Counter>,
     /// How often a pool was written again because others had changed it.
@@ -55,7 +60,12 @@ type WriteLabels = [(&'static str, &'static str); 2];
 
 impl Default for SliceReport {
     fn default() -> Self {
-        let report = Self { pools: Arc::default(), writes: Family::default(), repairs: Counter::default() };
+        let report = Self {
+            pools: Arc::default(),
+            unhealthy: Arc::default(),
+            writes: Family::default(),
+            repairs: Counter::default(),
+        };
         // The samples exist from the start.
         for (verb, outcome) in WRITES.iter().flat_map(|verb| Outcome::ALL.iter().map(move |o| (verb, o))) {
             drop(report.writes(*verb, *outcome));
@@ -71,6 +81,24 @@ impl SliceReport {
 
     pub fn pool(&self, key: &PoolKey) -> Option<PoolStatus> {
         self.pools.lock().get(key).cloned()
+    }
+
+    /// Returns the taint that a device has in its slice because it is unhealthy, by the driver's own name of the pool. `own`: the taints
+    /// that it has from its driver.
+    pub(crate) fn unhealthy(
+        &self,
+        driver: &DriverName,
+        pool: &PoolName,
+        device: &DeviceName,
+        own: &[Taint],
+    ) -> Option<Taint> {
+        let unhealthy = self.unhealthy.lock();
+        let taint = unhealthy.get(driver)?.get(&(pool.clone(), device.clone())).filter(|_| has_room(own))?;
+        Some(Taint { key: UNHEALTHY.to_owned(), value: taint.value.clone(), effect: taint.effect() })
+    }
+
+    pub(super) fn set_unhealthy(&self, devices: BTreeMap<DriverName, TaintedDevices>) {
+        *self.unhealthy.lock() = devices;
     }
 
     pub(super) fn writes(&self, verb: Verb, outcome: Outcome) -> Counter {

@@ -4,6 +4,9 @@ use serde_json::{Value, json};
 
 pub(super) const DRA: &str = "resource.k8s.io";
 pub(super) const EVENTS: &str = "events.k8s.io";
+/// Not in every version of the group.
+const TAINT_RULES: &str = "devicetaintrules";
+const TAINT_RULE_VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
 
 /// One kind of object, in whichever groups and versions it is served.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -27,13 +30,14 @@ const fn namespaced(group: &'static str, plural: &'static str, kind: &'static st
     Resource { namespaced: true, ..cluster(group, plural, kind) }
 }
 
-static RESOURCES: [Resource; 8] = [
+static RESOURCES: [Resource; 9] = [
     Resource { status: true, ..cluster("", "namespaces", "Namespace") },
     Resource { status: true, ..cluster("", "nodes", "Node") },
     Resource { status: true, generation: true, ..namespaced("", "pods", "Pod") },
     namespaced("", "events", "Event"),
     Resource { generation: true, ..cluster(DRA, "deviceclasses", "DeviceClass") },
     Resource { status: true, ..namespaced(DRA, "resourceclaims", "ResourceClaim") },
+    Resource { status: true, generation: true, ..cluster(DRA, TAINT_RULES, "DeviceTaintRule") },
     namespaced(DRA, "resourceclaimtemplates", "ResourceClaimTemplate"),
     Resource { generation: true, ..cluster(DRA, "resourceslices", "ResourceSlice") },
 ];
@@ -51,6 +55,10 @@ pub(super) fn api_version(group: &str, version: &str) -> String {
 impl Resource {
     fn served_in(&self, group: &str) -> bool {
         self.group == group || (self.plural == "events" && group == EVENTS)
+    }
+
+    fn exists_in(&self, version: &str) -> bool {
+        self.plural != TAINT_RULES || TAINT_RULE_VERSIONS.contains(&version)
     }
 
     /// As error messages name it.
@@ -85,7 +93,9 @@ pub(super) fn find(
         DRA => versions.iter().any(|served| served == version),
         _ => version == "v1",
     };
-    RESOURCES.iter().find(|resource| is_served && resource.plural == plural && resource.served_in(group))
+    RESOURCES.iter().find(|resource| {
+        is_served && resource.plural == plural && resource.served_in(group) && resource.exists_in(version)
+    })
 }
 
 /// What is said of the group of claims and slices, and of a version of it.
@@ -98,7 +108,8 @@ pub(super) fn discovery(versions: &[String], path: &[&str]) -> Option<Value> {
             "preferredVersion": named(versions.first()?),
         })),
         ["apis", DRA, version] if versions.iter().any(|served| served == version) => {
-            let resources = RESOURCES.iter().filter(|resource| resource.served_in(DRA));
+            let resources =
+                RESOURCES.iter().filter(|resource| resource.served_in(DRA) && resource.exists_in(version));
             Some(json!({
                 "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": format!("{DRA}/{version}"),
                 "resources": resources.flat_map(Resource::discovered).collect::<Vec<_>>(),

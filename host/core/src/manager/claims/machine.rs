@@ -124,7 +124,8 @@ pub fn admit<'a>(
     let allocation = allocated(claim)?;
     let admin_only = !allocation.devices.is_empty() && allocation.devices.iter().all(|d| d.admin_access);
     if !claim.is_reserved_for(&pod.uid, pod_group) && !admin_only {
-        let message = format!("claim {name} is not reserved for pod {pod} (UID {})", pod.uid);
+        let group = pod_group.map(|group| format!(", nor for its group {group}")).unwrap_or_default();
+        let message = format!("claim {name} is not reserved for pod {pod} (UID {}){group}", pod.uid);
         return Err(Problem::denied(ProblemCode::ClaimNotReserved, message));
     }
     check_node(claim, allocation, node_name)?;

@@ -38,6 +38,11 @@ impl Row for v1::Device {
         ("PODS", |device| describe::names(&device.pods)),
         ("RESOURCE", |device| device.extended_resource.clone()),
         ("NUMA", |device| joined(&device.numa_nodes)),
+        ("TAINTS", |device| {
+            let more = Some(device.more_taint_rules).filter(|more| *more > 0);
+            let more = more.map(|more| format!("and of {more} more rules"));
+            joined(device.taints.iter().map(describe::taint).chain(more))
+        }),
         ("CAPACITY", |device| joined(device.capacity.iter().map(|(name, value)| format!("{name}={value}")))),
         ("ATTRIBUTES", |device| attributes(&device.attributes_json)),
     ];

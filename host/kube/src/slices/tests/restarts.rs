@@ -102,6 +102,20 @@ async fn a_device_that_stays_unhealthy_evicts_its_pods_also_after_a_restart() {
     assert_eq!(effects(), ["NoSchedule"]);
     pass(20).await;
     assert_eq!(effects(), ["NoExecute"], "without another report");
+    let tainted = |own: &[Taint]| {
+        let (driver, pool) = (driver(GPU), PoolName::new("p").unwrap());
+        let taint = daemon.report.unhealthy(&driver, &pool, &device_name(1), own)?;
+        assert_eq!((taint.key.as_str(), taint.value.as_str()), (UNHEALTHY, "it-is-hot"));
+        assert_eq!(daemon.report.unhealthy(&driver, &pool, &device_name(0), own), None);
+        Some(taint.effect)
+    };
+    assert_eq!(tainted(&[taint("x")]), Some(TaintEffect::NoExecute), "as the slice has it");
+    // The driver has it by itself, or there is no room for one more.
+    assert_eq!(tainted(&[Taint { key: UNHEALTHY.to_owned(), ..taint("x") }]), None);
+    assert_eq!(
+        (tainted(&vec![taint("x"); 15]), tainted(&vec![taint("x"); 16])),
+        (Some(TaintEffect::NoExecute), None)
+    );
     daemon.stop().await;
     writes(&server);
     let daemon = Daemon::start_evicting(&server, serving(GPU, unhealthy()), after);

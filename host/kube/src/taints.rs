@@ -1,0 +1,200 @@
+//! The taints of this node's devices beside those of their drivers: of the host, on unhealthy devices, and of the cluster's admins
+//! (DeviceTaintRules).
+//!
+//! Given the API server, it lists and watches the rules, which are few in a cluster, where they are served and the account may read them.
+//! Emits the taints of a device for display. Never enforces one: the scheduler and the eviction controller do. Without the API, or
+//! without the right, no rule is known, and nothing else changes.
+
+mod rule;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use kube::api::{Api, ApiResource, DynamicObject};
+use kube::runtime::watcher::{Config, DefaultBackoff, Event, watcher};
+use parking_lot::Mutex;
+
+pub use self::rule::RuleTaint;
+use self::rule::{PublishedDevice, RuleError, TaintRules};
+use crate::client::{API_RETRY_MAX, ApiError, ErrorKind, KubeClient, WATCH_PAGE_ITEMS, meaning};
+use crate::pools::NodePools;
+use crate::slices::SliceReport;
+use nodedock_base::changes::Changes;
+use nodedock_base::tasks::Tasks;
+use nodedock_model::{ChangedKind, DeviceName, DriverName, PoolName, Taint};
+
+/// Delay after which it is checked again whether the rules are served and may be read.
+const TAINT_RULES_RETRY: Duration = Duration::from_secs(600);
+
+/// Handle to the taints. Clones share the rules.
+#[derive(Clone)]
+pub struct DeviceTaints {
+    rules: Arc<Mutex<TaintRules>>,
+    slices: SliceReport,
+    pools: NodePools,
+}
+
+/// The taints of a device that its driver does not know.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AddedTaints {
+    /// Of the host, because the device is unhealthy.
+    pub unhealthy: Option<Taint>,
+    /// Of rules: the first of them, by name.
+    pub rules: Vec<RuleTaint>,
+    /// Number of other rules that taint the device.
+    pub more_rules: usize,
+}
+
+impl DeviceTaints {
+    /// Starts the task that watches the rules.
+    pub fn start(
+        tasks: &Tasks,
+        client: &KubeClient,
+        changes: Changes,
+        slices: SliceReport,
+        pools: NodePools,
+    ) -> Self {
+        let taints = Self { rules: Arc::default(), slices, pools };
+        let watch =
+            RuleWatch { client: client.clone(), rules: taints.rules.clone(), changes, is_reported: false };
+        // Rules are only read.
+        tasks.spawn_until_stopped("taint-rules", watch.run());
+        taints
+    }
+
+    /// Returns the taints of a published device, by the driver's own name of the pool. `own`: those that it has from its driver.
+    pub fn of(
+        &self,
+        driver: &DriverName,
+        pool: &PoolName,
+        device: &DeviceName,
+        own: &[Taint],
+    ) -> AddedTaints {
+        let unhealthy = self.slices.unhealthy(driver, pool, device, own);
+        let pool = &self.pools.published(driver, pool);
+        let (rules, more_rules) = self.rules.lock().of(PublishedDevice { driver, pool, device });
+        AddedTaints { unhealthy, rules, more_rules }
+    }
+}
+
+/// The rules of a list that has not ended.
+#[derive(Default)]
+struct Listed {
+    rules: TaintRules,
+    left_out: usize,
+    /// Why the first of those was left out.
+    error: Option<RuleError>,
+}
+
+struct RuleWatch {
+    client: KubeClient,
+    rules: Arc<Mutex<TaintRules>>,
+    changes: Changes,
+    /// It was logged that the rules cannot be read.
+    is_reported: bool,
+}
+
+impl RuleWatch {
+    async fn run(mut self) {
+        loop {
+            let ended = match self.client.taint_rules().await {
+                Ok(Some(resource)) => self.follow(&resource).await,
+                Ok(None) => ApiError::new(ErrorKind::NotServed, "DeviceTaintRules"),
+                Err(error) => error,
+            };
+            tokio::time::sleep(self.end(&ended)).await;
+        }
+    }
+
+    /// Takes what ended the watch. Returns when to try again.
+    fn end(&mut self, error: &ApiError) -> Duration {
+        match error.kind {
+            ErrorKind::NotServed | ErrorKind::NotFound => {
+                tracing::debug!(%error, "no device taint rules are read");
+            }
+            ErrorKind::Forbidden => {
+                if !std::mem::replace(&mut self.is_reported, true) {
+                    tracing::warn!(
+                        %error,
+                        "device taint rules cannot be read, their taints are not shown: the account needs list and watch of devicetaintrules"
+                    );
+                }
+            }
+            // What was read before still counts.
+            _ => return API_RETRY_MAX,
+        }
+        self.replace(TaintRules::default());
+        TAINT_RULES_RETRY
+    }
+
+    /// Follows the rules until the API server does not serve them any more, or forbids it.
+    async fn follow(&mut self, resource: &ApiResource) -> ApiError {
+        let api: Api<DynamicObject> = Api::all_with(self.client.client(), resource);
+        let mut events = watcher(api, Config::default().page_size(WATCH_PAGE_ITEMS)).boxed();
+        let mut backoff = DefaultBackoff::default();
+        let mut listed = Listed::default();
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(event) => self.observe(event, &mut listed),
+                Err(error) => {
+                    let error = meaning(error);
+                    if matches!(error.kind, ErrorKind::NotServed | ErrorKind::NotFound | ErrorKind::Forbidden)
+                    {
+                        return error;
+                    }
+                    tracing::debug!(%error, "device taint rules cannot be watched now");
+                    tokio::time::sleep(backoff.next().unwrap_or(API_RETRY_MAX)).await;
+                }
+            }
+        }
+        ApiError::unreachable("the watch of DeviceTaintRules ended")
+    }
+
+    fn observe(&mut self, event: Event<DynamicObject>, listed: &mut Listed) {
+        match event {
+            Event::Init => *listed = Listed::default(),
+            Event::InitApply(rule) => {
+                if let Err(error) = listed.rules.apply(&rule) {
+                    listed.left_out += 1;
+                    listed.error.get_or_insert(error);
+                }
+            }
+            Event::InitDone => {
+                if std::mem::take(&mut self.is_reported) {
+                    tracing::info!("device taint rules are read again");
+                }
+                let Listed { rules, left_out, error } = std::mem::take(listed);
+                if let Some(error) = error {
+                    tracing::warn!(%error, left_out, "device taint rules are left out, this is the first of them");
+                }
+                self.replace(rules);
+            }
+            Event::Apply(rule) => {
+                let applied = self.rules.lock().apply(&rule);
+                if let Err(error) = applied {
+                    tracing::warn!(%error, "a device taint rule is left out");
+                }
+                self.tell();
+            }
+            Event::Delete(rule) => {
+                self.rules.lock().remove(&rule);
+                self.tell();
+            }
+        }
+    }
+
+    fn replace(&self, rules: TaintRules) {
+        let is_same = *self.rules.lock() == rules;
+        if !is_same {
+            *self.rules.lock() = rules;
+            self.tell();
+        }
+    }
+
+    fn tell(&self) {
+        self.changes.tell(ChangedKind::Device, "devicetaintrules", "changed");
+    }
+}

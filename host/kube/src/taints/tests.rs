@@ -1,0 +1,127 @@
+use nodedock_stand_ins::api_server::{ApiServer, Fault, When};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use super::*;
+use crate::client::tests::over;
+use crate::pools::PoolNames;
+use nodedock_base::conditions::Conditions;
+use nodedock_core::registry::Registry;
+use nodedock_model::ObjectName;
+
+const SOON: Duration = Duration::from_secs(1);
+
+struct Scene {
+    server: Arc<ApiServer>,
+    taints: DeviceTaints,
+    changes: tokio::sync::broadcast::Receiver<nodedock_model::Changed>,
+    _tasks: Tasks,
+}
+
+fn rule(name: &str, selector: &Value, effect: &str) -> Value {
+    json!({
+        "kind": "DeviceTaintRule", "metadata": { "name": name },
+        "spec": { "deviceSelector": selector, "taint": { "key": "example.com/service", "effect": effect } },
+    })
+}
+
+async fn server() -> Arc<ApiServer> {
+    let server = Arc::new(ApiServer::start().await);
+    server.put(rule("pool", &json!({ "driver": "gpu.example.com", "pool": "node-1/gpus" }), "NoExecute"));
+    server
+}
+
+impl Scene {
+    fn start(server: Arc<ApiServer>) -> Self {
+        let (tasks, changes) = (Tasks::new(), Changes::default());
+        let registry = Registry::new(Changes::default(), Conditions::default(), None);
+        let pools = NodePools { names: PoolNames { node: ObjectName::new("node-1").unwrap() }, registry };
+        let listener = changes.listen();
+        let taints = DeviceTaints::start(&tasks, &over(&server), changes, SliceReport::default(), pools);
+        Self { server, taints, changes: listener, _tasks: tasks }
+    }
+
+    /// Rules of `gpu.example.com/POOL/gpu-0` with their effects.
+    fn of(&self, pool: &str) -> Vec<String> {
+        let driver = DriverName::new("gpu.example.com").unwrap();
+        let (pool, device) = (PoolName::new(pool).unwrap(), DeviceName::new("gpu-0").unwrap());
+        let added = self.taints.of(&driver, &pool, &device, &[]);
+        assert_eq!((added.unhealthy, added.more_rules), (None, 0));
+        added.rules.into_iter().map(|taint| format!("{} {}", taint.rule, taint.effect)).collect()
+    }
+
+    fn requests(&self, verb: &str) -> usize {
+        let requests = self.server.requests();
+        requests.iter().filter(|seen| seen.verb == verb && seen.resource == "devicetaintrules").count()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rules_are_followed_by_the_published_names_of_pools_with_one_list_and_one_watch() {
+    let mut scene = Scene::start(server().await);
+    sleep(SOON).await;
+    assert_eq!(scene.of("gpus"), ["pool NoExecute"]);
+    assert_eq!(scene.of("others"), Vec::<String>::new());
+    let changed = scene.changes.try_recv().unwrap();
+    assert_eq!((changed.kind, changed.name.as_str()), (ChangedKind::Device, "devicetaintrules"));
+    scene.server.put(rule("all", &json!({}), "Unheard"));
+    scene.server.put(rule("pool", &json!({ "pool": "node-2/gpus" }), "NoExecute"));
+    scene.server.put(rule("bad", &json!({ "driver": 7 }), "None"));
+    sleep(SOON).await;
+    assert_eq!(scene.of("gpus"), ["all Unheard"]);
+    scene.server.delete("devicetaintrules", "", "all");
+    sleep(SOON).await;
+    assert_eq!(scene.of("gpus"), Vec::<String>::new());
+    assert_eq!((scene.requests("list"), scene.requests("watch")), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_read_counts_while_the_api_server_is_unreachable() {
+    let scene = Scene::start(server().await);
+    sleep(SOON).await;
+    let away = scene.server.fail(Fault::Status(503), When::any());
+    scene.server.close_watches();
+    sleep(Duration::from_secs(300)).await;
+    assert_eq!(scene.of("gpus"), ["pool NoExecute"]);
+    scene.server.delete("devicetaintrules", "", "pool");
+    scene.server.lift(away);
+    sleep(API_RETRY_MAX * 4).await;
+    assert_eq!(scene.of("gpus"), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_the_right_no_rule_is_known_and_the_api_server_is_asked_again_rarely() {
+    let server = server().await;
+    server.deny("list", "devicetaintrules");
+    let scene = Scene::start(server);
+    sleep(TAINT_RULES_RETRY * 3 + SOON).await;
+    assert_eq!(scene.of("gpus"), Vec::<String>::new());
+    assert_eq!((scene.requests("list"), scene.requests("watch")), (4, 0));
+    scene.server.allow_all();
+    sleep(TAINT_RULES_RETRY).await;
+    assert_eq!(scene.of("gpus"), ["pool NoExecute"]);
+    // The right is taken away: what is not known any more is not shown.
+    scene.server.deny("watch", "devicetaintrules");
+    scene.server.deny("list", "devicetaintrules");
+    scene.server.close_watches();
+    sleep(API_RETRY_MAX).await;
+    assert_eq!(scene.of("gpus"), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_does_not_serve_rules_is_not_asked_for_them_until_it_does() {
+    for (versions, served) in
+        [(&["v1beta1"][..], None), (&["v1beta1", "v1beta2"], Some("v1beta2")), (&[], None)]
+    {
+        let server = server().await;
+        server.serve_versions(versions);
+        let scene = Scene::start(server);
+        sleep(SOON).await;
+        assert_eq!(scene.of("gpus").len(), usize::from(served.is_some()), "{versions:?}");
+        assert_eq!(scene.requests("list"), usize::from(served.is_some()), "{versions:?}");
+        scene.server.serve_versions(&["v1", "v1beta1"]);
+        scene.server.close_watches();
+        sleep(TAINT_RULES_RETRY + API_RETRY_MAX * 2).await;
+        assert_eq!(scene.of("gpus"), ["pool NoExecute"], "{versions:?}");
+    }
+}
