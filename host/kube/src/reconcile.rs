@@ -1,16 +1,18 @@
 //! Claims that are held for a kubelet and that no pod needs any more are unprepared.
 //!
 //! A kubelet unprepares what it prepared. What it forgot (its records are gone, the claim was removed by force) is found here: the
-//! claim's object is gone by UID, or it is reserved for no consumer that may use it on this node. Given the held claims; lists the node's pods once a round, and gets
+//! claim's object is gone by UID, or it is reserved for no consumer that may use it on this node. Given the held claims; lists the node's pods once a round, at the kubelet or else at the API server, and gets
 //! the claims that none of them uses; emits `unprepare_abandoned` for claims that were seen abandoned for minutes, in each round.
 //! While the API server is unreachable, or no kubelet is connected, nothing is unprepared.
 
 mod decide;
+mod kubelet_pods;
 mod observe;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,7 +26,7 @@ use self::decide::{AbandonedClaims, NodePod, abandoned, is_used_here, unseen};
 use self::observe::Observer;
 use super::client::KubeClient;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{KubeletClaim, ObjectName, Problem, Uid};
+use nodedock_model::{KubeletClaim, ObjectName, Problem};
 
 /// Claims and pods that are read in one round: more than the claims of a node.
 const RECONCILE_ASKS_MAX: usize = 512;
@@ -65,10 +67,16 @@ pub struct Reconcile {
 
 impl Reconcile {
     /// Starts the task.
-    pub fn start(tasks: &Tasks, client: &KubeClient, node: ObjectName, claims: Arc<dyn HeldClaims>) -> Self {
+    pub fn start(
+        tasks: &Tasks,
+        client: &KubeClient,
+        node: ObjectName,
+        kubelet_root: &Path,
+        claims: Arc<dyn HeldClaims>,
+    ) -> Self {
         let reconcile = Self::default();
         let rounds = Rounds {
-            observer: Observer { client: client.clone(), node },
+            observer: Observer::new(client.clone(), node, kubelet_root),
             claims,
             handle: reconcile.clone(),
             abandoned: AbandonedClaims::default(),
@@ -140,7 +148,7 @@ impl Rounds {
         if !self.claims.kubelet_is_connected() {
             return Err("no kubelet is connected".to_owned());
         }
-        let pods = self.observer.pods().await.map_err(|error| error.to_string())?;
+        let pods = self.observer.pods().await?;
         let mut abandoned = BTreeMap::new();
         let mut requests = RECONCILE_ASKS_MAX;
         for claim in held.iter().filter(|claim| !is_used_here(claim, &pods)) {

@@ -20,6 +20,7 @@ mod dra;
 mod health;
 mod plugins;
 mod pod_resources;
+mod pods;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ mod tests;
 pub use devices::{Allocation, Resource};
 pub use dra::{ClaimRef, Driver};
 pub use health::DeviceHealth;
+pub use pods::{PodsAnswer, PodsApi};
 pub use state::{Call, View};
 
 use crate::deadline::{DEADLINE, within};

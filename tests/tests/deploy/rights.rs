@@ -53,6 +53,7 @@ fn each_mount_of_the_node_is_documented_with_its_reason() {
         "/var/lib/kubelet/plugins",
         "/var/lib/kubelet/plugins_registry",
         "/var/lib/kubelet/pod-resources",
+        "/var/lib/kubelet/pods-api",
         "/var/lib/nodedock",
         "/run/nodedock",
         "/var/run/cdi",
@@ -65,7 +66,7 @@ fn each_mount_of_the_node_is_documented_with_its_reason() {
     }
     let mounts = container(&objects)["volumeMounts"].as_array().unwrap();
     let is_read_only = |name: &str| mounts.iter().any(|m| m["name"] == name && m["readOnly"] == true);
-    assert!(is_read_only("dev") && is_read_only("pod-resources") && is_read_only("config"));
+    assert!(["dev", "pod-resources", "pods-api", "config"].into_iter().all(is_read_only));
     // The kubelet receives paths of sockets, so they have to be the same within.
     for mount in mounts {
         let volume = pod(&objects)["volumes"].as_array().unwrap().iter().find(|v| v["name"] == mount["name"]);

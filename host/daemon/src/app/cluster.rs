@@ -130,7 +130,7 @@ impl Connected {
         let bridge = self.bridge(parts, events.clone(), &tasks)?;
         let prepared = Arc::new(PreparedClaims { claims: parts.manager.clone(), bridge: bridge.clone() });
         let reconcile =
-            Reconcile::start(&parts.tasks, &self.client, node, prepared);
+            Reconcile::start(&parts.tasks, &self.client, node, &self.config.kubelet_root, prepared);
         let report = report_prepared(
             parts.manager.clone(),
             self.claims.clone(),

@@ -1,28 +1,84 @@
-//! What the API server says of claims and pods, as the decision needs it. Only what it plainly says: everything else is `Unknown`.
+//! What the kubelet says of this node's pods, and the API server of claims and pods, as the decision needs it. Only what they plainly say:
+//! everything else is `Unknown`.
+//!
+//! The pods are those of the kubelet, if it lists them, and else those of the API server. Of pods that are not of this node only the API
+//! server knows. An account that may not read them is as an API server that is unreachable.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::ResourceClaimConsumerReference;
 use kube::api::{Api, DynamicObject, ListParams};
+use parking_lot::Mutex;
 
 use super::decide::{ClaimState, NodePod};
+use super::kubelet_pods::{KubeletPods, KubeletPodsError};
 use crate::client::{ApiError, DraResource, ErrorKind, KubeClient};
 use nodedock_model::{Consumer, NameError, ObjectName, ObjectRef, Uid};
 
 /// Pods of the node's list: a kubelet usually has 110.
-const NODE_PODS_MAX: usize = 10_000;
+pub(super) const NODE_PODS_MAX: usize = 10_000;
 
 /// Pods in one answer: a node has at most 110 by default.
 const PODS_PAGE: u32 = 250;
 
+/// Where the pods of this node were listed last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PodSource {
+    Kubelet,
+    ApiServer,
+}
+
 /// Reads pods of this node and claims.
 pub(super) struct Observer {
-    pub(super) client: KubeClient,
-    pub(super) node: ObjectName,
+    client: KubeClient,
+    node: ObjectName,
+    kubelet: KubeletPods,
+    source: Mutex<Option<PodSource>>,
+    /// It was logged that the account may not read pods.
+    is_forbidden: AtomicBool,
 }
 
 impl Observer {
-    /// Every pod that is bound to this node.
-    pub(super) async fn pods(&self) -> Result<Vec<NodePod>, ApiError> {
+    pub(super) fn new(client: KubeClient, node: ObjectName, kubelet_root: &Path) -> Self {
+        let kubelet = KubeletPods::new(kubelet_root);
+        Self { client, node, kubelet, source: Mutex::default(), is_forbidden: AtomicBool::default() }
+    }
+
+    /// Every pod that is bound to this node. Fails if neither the kubelet nor the API server lists them.
+    pub(super) async fn pods(&self) -> Result<Vec<NodePod>, String> {
+        let why = match self.kubelet.list(&self.node).await {
+            Ok(pods) => {
+                self.set_source(PodSource::Kubelet, None);
+                return Ok(pods);
+            }
+            Err(why) => why,
+        };
+        self.set_source(PodSource::ApiServer, Some(&why));
+        self.pods_of_api_server().await.map_err(|error| match why {
+            KubeletPodsError::NotServed(_) => error.to_string(),
+            why => format!("{error}; {why}"),
+        })
+    }
+
+    /// `why`: why it is not the kubelet.
+    fn set_source(&self, source: PodSource, why: Option<&KubeletPodsError>) {
+        let before = self.source.lock().replace(source);
+        match why {
+            _ if before == Some(source) => {}
+            None => tracing::info!("the kubelet lists the pods of this node"),
+            // Most kubelets have none.
+            Some(why @ KubeletPodsError::NotServed(_)) if before.is_none() => {
+                tracing::debug!(%why, "the API server lists the pods of this node");
+            }
+            Some(why) => {
+                tracing::warn!(%why, "the API server lists the pods of this node, the kubelet does not")
+            }
+        }
+    }
+
+    async fn pods_of_api_server(&self) -> Result<Vec<NodePod>, ApiError> {
         let api: Api<Pod> = Api::all(self.client.client());
         let mut parameters = ListParams::default().limit(PODS_PAGE);
         parameters.field_selector = Some(format!("spec.nodeName={}", self.node));
@@ -47,8 +103,8 @@ impl Observer {
 
     fn pod(&self, pod: Pod) -> Result<NodePod, ApiError> {
         let malformed = |error: NameError| odd(&format!("a pod of the list: {error}"));
-        let finished = is_finished(&pod);
         let (spec, status) = (pod.spec.unwrap_or_default(), pod.status.unwrap_or_default());
+        let finished = is_finished(status.phase.as_deref().unwrap_or_default());
         if spec.node_name.as_deref() != Some(self.node.as_str()) {
             return Err(odd("the answer lists pods of other nodes"));
         }
@@ -89,13 +145,20 @@ impl Observer {
         let api: Api<Pod> = Api::namespaced(self.client.client(), namespace.as_str());
         let read = match api.get(pod.name.as_str()).await.map_err(ApiError::from) {
             Ok(read) => read,
-            Err(error) => return !error.is_missing(pod.name.as_str()),
+            Err(error) => {
+                let is_forbidden = error.kind == ErrorKind::Forbidden;
+                if is_forbidden && !self.is_forbidden.swap(true, Ordering::Relaxed) {
+                    tracing::warn!(%error, "it is not known whether pods are bound to this node, claims that are reserved for them are kept");
+                }
+                return !error.is_missing(pod.name.as_str());
+            }
         };
         let uid = read.metadata.uid.as_deref().unwrap_or_default();
         if read.metadata.name.as_deref() != Some(pod.name.as_str()) || uid.is_empty() {
             return true;
         }
-        if uid != pod.uid.as_str() || is_finished(&read) {
+        let phase = read.status.and_then(|status| status.phase).unwrap_or_default();
+        if uid != pod.uid.as_str() || is_finished(&phase) {
             return false;
         }
         // Without a node it is not bound yet; with this one it was bound since the list was made.
@@ -132,10 +195,9 @@ fn state_of(claim: &ObjectRef, object: DynamicObject) -> Result<ClaimState, ApiE
     }
 }
 
-/// All its containers have ended for good.
-fn is_finished(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
+/// Whether all containers of a pod of this phase have ended for good.
+pub(super) fn is_finished(phase: &str) -> bool {
+    matches!(phase, "Succeeded" | "Failed")
 }
 
 fn odd(what: &str) -> ApiError {

@@ -1,15 +1,18 @@
 use std::sync::Mutex;
 
+use nodedock_proto::kubelet::pods::v1alpha1 as wire;
 use nodedock_stand_ins::api_server::{ApiServer, Fault, Pod, When};
+use nodedock_stand_ins::kubelet::{PodsAnswer, PodsApi};
 use serde_json::Value;
 use tokio::time::Duration;
+use tonic::Code;
 
 use super::super::client::tests::{answer, answered, over};
 use super::decide::ClaimState;
 use super::*;
 use crate::reconcile::decide::RECONCILE_DELAY;
 use crate::reconcile::{RECONCILE_PERIOD, RECONCILE_PERIOD_PENDING};
-use nodedock_model::{Consumer, ObjectRef};
+use nodedock_model::{Consumer, ObjectRef, Uid};
 
 /// A cluster of one node, and the claims that are held.
 struct Cluster {
@@ -36,7 +39,11 @@ fn enough() -> Duration {
 }
 
 fn observer(client: KubeClient) -> Observer {
-    Observer { client, node: ObjectName::new("node-1").unwrap() }
+    observer_on(client, Path::new("/nonexistent"))
+}
+
+fn observer_on(client: KubeClient, kubelet_root: &Path) -> Observer {
+    Observer::new(client, ObjectName::new("node-1").unwrap(), kubelet_root)
 }
 
 impl Cluster {
@@ -86,7 +93,8 @@ impl Cluster {
     fn start(self: &Arc<Self>) -> (Tasks, Reconcile) {
         let (tasks, node) = (Tasks::new(), ObjectName::new("node-1").unwrap());
         let claims = Arc::clone(self) as Arc<dyn HeldClaims>;
-        let reconcile = Reconcile::start(&tasks, &over(&self.server), node, claims);
+        let reconcile =
+            Reconcile::start(&tasks, &over(&self.server), node, Path::new("/nonexistent"), claims);
         (tasks, reconcile)
     }
 }
@@ -331,4 +339,81 @@ async fn names_of_claims_in_recorded_pods_are_found() {
         assert_eq!(pods[0].claims, [ObjectName::new(claim).unwrap()], "{file}");
         assert!(!pods[0].finished);
     }
+}
+
+fn of_kubelet(pods: &[(&str, &str)]) -> PodsAnswer {
+    let pod = |(uid, source): &(&str, &str)| wire::Pod {
+        metadata: Some(wire::ObjectMeta {
+            name: format!("pod-{uid}"),
+            namespace: "default".to_owned(),
+            uid: (*uid).to_owned(),
+            annotations: BTreeMap::from([("kubernetes.io/config.source".to_owned(), (*source).to_owned())]),
+        }),
+        spec: Some(wire::PodSpec { node_name: "node-1".to_owned(), ..wire::PodSpec::default() }),
+        status: None,
+    };
+    PodsAnswer::Pods(pods.iter().map(pod).collect())
+}
+
+/// UIDs of the pods that an observer lists, and how often it listed them at the API server.
+async fn listed(observer: &Observer, server: &ApiServer) -> (Vec<String>, usize) {
+    server.forget_requests();
+    let pods = observer.pods().await.unwrap();
+    (pods.into_iter().map(|pod| pod.uid.to_string()).collect(), server.requests().len())
+}
+
+#[tokio::test]
+async fn pods_are_those_of_the_kubelet_where_it_lists_them_and_else_those_of_the_api_server() {
+    let (cluster, root) = (Cluster::new().await, tempfile::tempdir().unwrap());
+    let (server, observer) = (&cluster.server, observer_on(over(&cluster.server), root.path()));
+    let at_api_server = (vec![POD_UID.to_owned()], 1);
+    assert_eq!(listed(&observer, server).await, at_api_server, "there is no socket");
+    let kubelet = PodsApi::start(root.path(), of_kubelet(&[("static", "file"), ("a", "api")]));
+    let at_kubelet = (vec!["static".to_owned(), "a".to_owned()], 0);
+    assert_eq!(listed(&observer, server).await, at_kubelet);
+    let without_uid = {
+        let PodsAnswer::Pods(mut pods) = of_kubelet(&[("a", "api"), ("b", "api")]) else { unreachable!() };
+        pods[1].metadata.as_mut().unwrap().uid.clear();
+        PodsAnswer::Pods(pods)
+    };
+    for answer in [
+        PodsAnswer::NoService,
+        PodsAnswer::Refusal(Code::FailedPrecondition),
+        PodsAnswer::Refusal(Code::ResourceExhausted),
+        PodsAnswer::NotGrpc,
+        PodsAnswer::Cut,
+        PodsAnswer::Bytes(vec![b"\xff\xff".to_vec()]),
+        without_uid,
+        // It has just started.
+        of_kubelet(&[("static", "file")]),
+        of_kubelet(&[]),
+    ] {
+        kubelet.set(answer.clone());
+        assert_eq!(listed(&observer, server).await, at_api_server, "{answer:?}");
+        kubelet.set(of_kubelet(&[("static", "file"), ("a", "api")]));
+        assert_eq!(listed(&observer, server).await, at_kubelet, "after {answer:?}");
+    }
+    // It ended, its socket stays, and it starts again.
+    drop(kubelet);
+    tokio::task::yield_now().await;
+    assert_eq!(listed(&observer, server).await, at_api_server);
+    let _kubelet = PodsApi::start(root.path(), of_kubelet(&[("b", "api")]));
+    assert_eq!(listed(&observer, server).await, (vec!["b".to_owned()], 0));
+}
+
+#[tokio::test]
+async fn an_account_that_may_not_read_pods_knows_those_of_the_kubelet_alone() {
+    let (cluster, root) = (Cluster::new().await, tempfile::tempdir().unwrap());
+    let observer = observer_on(over(&cluster.server), root.path());
+    ["list", "get"].iter().for_each(|verb| cluster.server.deny(verb, "pods"));
+    let error = observer.pods().await.unwrap_err();
+    assert!(error.contains("forbids") && error.contains("pods"), "{error}");
+    let kubelet = PodsApi::start(root.path(), PodsAnswer::Refusal(Code::Unavailable));
+    let error = observer.pods().await.unwrap_err();
+    assert!(error.contains("forbids") && error.contains("Unavailable"), "{error}");
+    kubelet.set(of_kubelet(&[("a", "api")]));
+    assert_eq!(observer.pods().await.unwrap().len(), 1);
+    // A pod that is not of this node may come: the claim that is reserved for it is kept.
+    let pod = cluster.held()[0].consumers[0].clone();
+    assert!(observer.may_be_here(&ObjectName::new("default").unwrap(), &pod).await);
 }
