@@ -90,7 +90,7 @@ async fn what_was_read_counts_while_the_api_server_is_unreachable() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_the_right_no_rule_is_known_and_the_api_server_is_asked_again_rarely() {
+async fn without_the_right_no_rule_is_known_and_the_list_is_retried_rarely() {
     let server = server().await;
     server.deny("list", "devicetaintrules");
     let scene = Scene::start(server);
