@@ -10,8 +10,8 @@ use crate::app;
 use crate::config::{Config, KubernetesConfig};
 use nodedock_base::error::chain;
 use nodedock_kube::client::{ApiError, KubeClient};
-use nodedock_kube::preflight;
 use nodedock_wasm::driver_image::DriverImage;
+use nodedock_kube::preflight::{self, MissingRight};
 
 /// Of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -213,21 +213,23 @@ async fn node(client: &KubeClient, kubernetes: &KubernetesConfig) -> Vec<Check> 
     }
 }
 
+const RIGHTS: &str = "rights";
+
 async fn rights(client: &KubeClient) -> Check {
-    const NAME: &str = "rights";
-    match preflight::missing_rights(client).await {
-        Err(error) => not_seen(NAME, &error),
-        Ok(missing) if missing.is_empty() => {
-            Check::new(NAME, Verdict::Ok, "the account has all that it needs")
-        }
-        Ok(missing) => {
-            let names: Vec<_> = missing.iter().map(|right| right.name.as_str()).collect();
-            let finding = format!("the account lacks: {}", names.join(", "));
-            match missing.iter().all(|right| right.is_optional) {
-                true => Check::new(NAME, Verdict::Warning, format!("{finding}; the daemon works without")),
-                false => Check::new(NAME, Verdict::Failed, finding),
-            }
-        }
+    preflight::missing_rights(client)
+        .await
+        .map_or_else(|error| not_seen(RIGHTS, &error), |missing| missing_rights(&missing))
+}
+
+fn missing_rights(missing: &[MissingRight]) -> Check {
+    if missing.is_empty() {
+        return Check::new(RIGHTS, Verdict::Ok, "the account has all that it needs");
+    }
+    let names: Vec<_> = missing.iter().map(|right| right.name.as_str()).collect();
+    let finding = format!("the account lacks: {}", names.join(", "));
+    match missing.iter().all(|right| right.is_optional) {
+        true => Check::new(RIGHTS, Verdict::Warning, format!("{finding}; the daemon works without")),
+        false => Check::new(RIGHTS, Verdict::Failed, finding),
     }
 }
 
@@ -238,6 +240,21 @@ fn not_seen(name: &'static str, error: &ApiError) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_right_that_is_missing_fails_the_check_unless_it_is_optional() {
+        let right = |name: &str, is_optional| MissingRight { name: name.to_owned(), is_optional };
+        let (pods, nodes) = (right("list pods", true), right("get nodes", false));
+        assert_eq!(missing_rights(&[]).verdict, Verdict::Ok);
+        let optional = missing_rights(std::slice::from_ref(&pods));
+        assert_eq!(optional.verdict, Verdict::Warning);
+        assert!(optional.finding.contains("lacks: list pods;"), "{optional:?}");
+        let both = missing_rights(&[pods, nodes]);
+        assert_eq!(
+            (both.verdict, both.finding.as_str()),
+            (Verdict::Failed, "the account lacks: list pods, get nodes")
+        );
+    }
 
     #[test]
     fn a_directory_is_written_or_made_and_a_file_is_neither() {

@@ -96,6 +96,7 @@ fn every_value_makes_what_the_api_knows() {
         "podAnnotations: {a: b}\npodLabels: {c: d}",
         "drivers: [{name: a, image: \"r/a:1\", allowTag: true, pullPolicy: Always, subPath: drivers/a}]",
         DRIVERS,
+        "rbac: {pods: false}",
     ];
     for values in sets {
         let objects = parse(&render(&helm, values).unwrap_or_else(|error| panic!("{values}: {error}")));
@@ -128,6 +129,10 @@ fn values_arrive_where_they_belong() {
     assert!(pod.contains(r#""mountPath":"/data/kubelet/device-plugins""#), "{pod}");
     assert!(pod.contains("--kubelet-root=/data/kubelet") && pod.contains("\"/opt/drivers\""), "{pod}");
     assert!(of_kind(&elsewhere, "ValidatingAdmissionPolicy").is_empty());
+    let role = |values: &str| one(&rendered(values), "ClusterRole")["rules"].to_string();
+    assert!(
+        role("rbac: {pods: true}").contains("\"pods\"") && !role("rbac: {pods: false}").contains("\"pods\"")
+    );
     let digest = format!("sha256:{}", "0".repeat(64));
     let pinned = rendered(&format!("image: {{digest: \"{digest}\", tag: ignored}}"));
     let image = &one(&pinned, "DaemonSet")["spec"]["template"]["spec"]["containers"][0]["image"];
@@ -145,6 +150,7 @@ fn bad_values_are_refused_by_name() {
         ("config: {admin: {listen: x}}", "config"),
         ("terminationGracePeriodSeconds: 5", "terminationGracePeriodSeconds"),
         ("updateStrategy: {maxSurge: 0}", "maxSurge"),
+        ("rbac: {pods: none}", "pods"),
         ("metrics: {podMonitor: {enabled: true}}", "metrics.enabled"),
         ("config: {driverImages: []}", "config"),
         ("drivers: [{name: gpu}]", "image"),
