@@ -1,7 +1,7 @@
 //! An API server: HTTP, list, watch, resource versions, conflicts, and faults on request.
 //!
 //! It holds objects as JSON and answers as Kubernetes 1.36 does: its tests compare it with recorded exchanges, and the test
-//! `kubernetes stand_in` with a real server. What a node's
+//! `kubernetes stand_in` with a real server. DeviceTaintRules are those of 1.37, which has them in `v1`. What a node's
 //! driver does not meet is not there: other resources and kinds of patches, label selectors, dry runs, protobuf, tables, admission
 //! webhooks, quotas. Nothing controls its objects but requests and the methods here: no scheduler, no garbage collector.
 //!
