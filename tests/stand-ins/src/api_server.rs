@@ -1,7 +1,7 @@
 //! An API server: HTTP, list, watch, resource versions, conflicts, and faults on request.
 //!
 //! It holds objects as JSON and answers as Kubernetes 1.36 does: its tests compare it with recorded exchanges, and the test
-//! `kubernetes stand_in` with a real server. DeviceTaintRules are those of 1.37, which has them in `v1`. What a node's
+//! `kubernetes stand_in` with a real server. What a node's
 //! driver does not meet is not there: other resources and kinds of patches, label selectors, dry runs, protobuf, tables, admission
 //! webhooks, quotas. Nothing controls its objects but requests and the methods here: no scheduler, no garbage collector.
 //!
@@ -113,7 +113,13 @@ impl ApiServer {
 
     /// The versions of resource.k8s.io that are served, preferred first.
     pub fn serve_versions(&self, versions: &[&str]) {
-        self.shared.change(|state| state.versions = versions.iter().map(ToString::to_string).collect());
+        self.shared
+            .change(|state| state.served.versions = versions.iter().map(ToString::to_string).collect());
+    }
+
+    /// Serves DeviceTaintRules from now on, as Kubernetes 1.37 does: in `v1`, `v1beta2` and `v1alpha3`, as far as these are served.
+    pub fn serve_taint_rules(&self) {
+        self.shared.change(|state| state.served.taint_rules = true);
     }
 
     /// Reports another minor version of Kubernetes 1, such as `34+`; what the server does stays the same.

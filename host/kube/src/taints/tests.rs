@@ -27,6 +27,7 @@ fn rule(name: &str, selector: &Value, effect: &str) -> Value {
 
 async fn server() -> Arc<ApiServer> {
     let server = Arc::new(ApiServer::start().await);
+    server.serve_taint_rules();
     server.put(rule("pool", &json!({ "driver": "gpu.example.com", "pool": "node-1/gpus" }), "NoExecute"));
     server
 }
@@ -106,6 +107,17 @@ async fn without_the_right_no_rule_is_known_and_the_list_is_retried_rarely() {
     scene.server.close_watches();
     sleep(API_RETRY_MAX).await;
     assert_eq!(scene.of("gpus"), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_version_may_be_served_without_rules() {
+    let scene = Scene::start(Arc::new(ApiServer::start().await));
+    scene.server.put(rule("all", &json!({}), "NoSchedule"));
+    sleep(SOON).await;
+    assert_eq!((scene.of("gpus").len(), scene.requests("list")), (0, 0));
+    scene.server.serve_taint_rules();
+    sleep(TAINT_RULES_RETRY).await;
+    assert_eq!(scene.of("gpus"), ["all NoSchedule"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -8,6 +8,22 @@ pub(super) const EVENTS: &str = "events.k8s.io";
 const TAINT_RULES: &str = "devicetaintrules";
 const TAINT_RULE_VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
 
+/// What is served of the group of claims and slices.
+#[derive(Debug, Default)]
+pub(super) struct Served {
+    /// Preferred first.
+    pub(super) versions: Vec<String>,
+    pub(super) taint_rules: bool,
+}
+
+impl Served {
+    fn has(&self, resource: &Resource, version: &str) -> bool {
+        self.versions.iter().any(|served| served == version)
+            && (resource.plural != TAINT_RULES
+                || (self.taint_rules && TAINT_RULE_VERSIONS.contains(&version)))
+    }
+}
+
 /// One kind of object, in whichever groups and versions it is served.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Resource {
@@ -57,10 +73,6 @@ impl Resource {
         self.group == group || (self.plural == "events" && group == EVENTS)
     }
 
-    fn exists_in(&self, version: &str) -> bool {
-        self.plural != TAINT_RULES || TAINT_RULE_VERSIONS.contains(&version)
-    }
-
     /// As error messages name it.
     pub(super) fn qualified(&self, group: &str) -> String {
         if group.is_empty() { self.plural.to_owned() } else { format!("{}.{group}", self.plural) }
@@ -83,24 +95,20 @@ impl Resource {
 }
 
 /// The resource `plural` of a group and version that is served.
-pub(super) fn find(
-    versions: &[String],
-    group: &str,
-    version: &str,
-    plural: &str,
-) -> Option<&'static Resource> {
-    let is_served = match group {
-        DRA => versions.iter().any(|served| served == version),
+pub(super) fn find(served: &Served, group: &str, version: &str, plural: &str) -> Option<&'static Resource> {
+    let is_served = |resource: &Resource| match group {
+        DRA => served.has(resource, version),
         _ => version == "v1",
     };
-    RESOURCES.iter().find(|resource| {
-        is_served && resource.plural == plural && resource.served_in(group) && resource.exists_in(version)
-    })
+    RESOURCES
+        .iter()
+        .find(|resource| resource.plural == plural && resource.served_in(group) && is_served(resource))
 }
 
 /// What is said of the group of claims and slices, and of a version of it.
-pub(super) fn discovery(versions: &[String], path: &[&str]) -> Option<Value> {
+pub(super) fn discovery(served: &Served, path: &[&str]) -> Option<Value> {
     let named = |version: &String| json!({ "groupVersion": format!("{DRA}/{version}"), "version": version });
+    let versions = &served.versions;
     match path {
         ["apis", DRA] => Some(json!({
             "kind": "APIGroup", "apiVersion": "v1", "name": DRA,
@@ -108,8 +116,8 @@ pub(super) fn discovery(versions: &[String], path: &[&str]) -> Option<Value> {
             "preferredVersion": named(versions.first()?),
         })),
         ["apis", DRA, version] if versions.iter().any(|served| served == version) => {
-            let resources =
-                RESOURCES.iter().filter(|resource| resource.served_in(DRA) && resource.exists_in(version));
+            let is_here = |resource: &&Resource| resource.served_in(DRA) && served.has(resource, version);
+            let resources = RESOURCES.iter().filter(is_here);
             Some(json!({
                 "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": format!("{DRA}/{version}"),
                 "resources": resources.flat_map(Resource::discovered).collect::<Vec<_>>(),

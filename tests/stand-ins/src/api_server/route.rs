@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use http::{Method, Uri};
 
-use super::resources::{self, Resource};
+use super::resources::{self, Resource, Served};
 
 /// A request for a resource.
 #[derive(Clone, Debug)]
@@ -54,13 +54,13 @@ pub(super) fn query(uri: &Uri) -> Query {
 }
 
 /// `None` for what is no resource here, by any method.
-pub(super) fn route(versions: &[String], method: &Method, path: &[&str], query: Query) -> Option<Route> {
+pub(super) fn route(served: &Served, method: &Method, path: &[&str], query: Query) -> Option<Route> {
     let (group, version, rest) = match path {
         ["api", version, rest @ ..] => ("", *version, rest),
         ["apis", group, version, rest @ ..] => (*group, *version, rest),
         _ => return None,
     };
-    let find = |plural: &str| resources::find(versions, group, version, plural);
+    let find = |plural: &str| resources::find(served, group, version, plural);
     let (namespace, rest) = match rest {
         ["namespaces", namespace, rest @ ..] if rest.first().is_some_and(|plural| find(plural).is_some()) => {
             (*namespace, rest)

@@ -146,7 +146,7 @@ where
     let (head, body) = request.into_parts();
     let query = route::query(&head.uri);
     let parts = route::parts(&head.uri);
-    let route = route::route(&shared.lock().versions, &head.method, &parts, query.clone());
+    let route = route::route(&shared.lock().served, &head.method, &parts, query.clone());
     let body = match Limited::new(body, BODY_MOST).collect().await {
         Ok(body) => Some(body.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => None,
@@ -256,7 +256,7 @@ fn beside(state: &State, asked: &Asked) -> Result<Answer, Refusal> {
             "major": "1", "minor": state.minor_version, "gitVersion": "v1.36.2", "gitCommit": "", "gitTreeState": "clean",
             "buildDate": "2026-06-16T00:00:00Z", "goVersion": "go1.26", "compiler": "gc", "platform": "linux/amd64",
         })),
-        path => resources::discovery(&state.versions, path),
+        path => resources::discovery(&state.served, path),
     };
     found.map(|found| Answer::json(200, &found)).ok_or_else(|| status::plain(404))
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::fault::Faults;
-use super::resources::{self, Resource};
+use super::resources::{self, Resource, Served};
 use super::route::{Query, Route};
 use super::status::{self, Refusal};
 
@@ -75,7 +75,7 @@ pub struct State {
     pub(super) compacted: u64,
     pub(super) requests: Vec<Seen>,
     pub(super) faults: Faults,
-    pub(super) versions: Vec<String>,
+    pub(super) served: Served,
     /// Of Kubernetes 1, as `/version` reports it.
     pub(super) minor_version: String,
     pub(super) tokens: Vec<String>,
@@ -97,7 +97,7 @@ impl State {
         Self {
             revision: FIRST_REVISION,
             compacted: FIRST_REVISION - 1,
-            versions: vec!["v1".to_owned()],
+            served: Served { versions: vec!["v1".to_owned()], taint_rules: false },
             minor_version: "36".to_owned(),
             ..Self::default()
         }

@@ -21,7 +21,9 @@ fn rule(name: &str, selector: &Value, effect: &str) -> Value {
 #[tokio::test]
 async fn taints_of_rules_and_of_the_host_are_shown_with_their_source() {
     let hot = "unhealthy: [{index: 1, message: it is hot}]";
-    let node = Node::start(&format!("pools: [{{name: gpus, count: 2, {hot}}}]\n")).await;
+    let cluster = Cluster::start().await;
+    cluster.api.serve_taint_rules();
+    let node = Node::start_in(cluster, &format!("pools: [{{name: gpus, count: 2, {hot}}}]\n")).await;
     let (api, daemon) = (&node.cluster.api, &node.daemon);
     let has_taint = |slice: &&Value| slice.to_string().contains("nodedock.dev/unhealthy");
     api.wait_until("the host's taint", |state| state.slices(MOCK_GPU_NAME).iter().any(has_taint)).await;
@@ -62,6 +64,7 @@ async fn taints_of_rules_and_of_the_host_are_shown_with_their_source() {
 #[tokio::test]
 async fn an_account_without_the_right_to_read_rules_misses_only_their_taints() {
     let cluster = Cluster::start().await;
+    cluster.api.serve_taint_rules();
     cluster.api.deny("list", "devicetaintrules");
     cluster.api.put(rule("every", &json!({}), "NoSchedule"));
     let node = Node::start_in(cluster, "pools: [{name: gpus, count: 1}]\n").await;
