@@ -45,9 +45,12 @@ pub struct DeviceScheduling {
     pub device: String,
     /// The allocation is for the chosen node only (KEP-5007).
     pub binds_to_node: bool,
-    /// Condition types that must be true before the pod is bound: at most 4.
+    /// Condition types that must be true before the pod is bound: at most 4, and only together with failure conditions. The host prepares
+    /// the claim before the pod is bound. It sets `nodedock.dev/prepared` itself; the others are true when the driver reports them in the
+    /// status of a prepared device, or another program does.
     pub binding_conditions: Vec<String>,
-    /// Condition types that say that binding failed: at most 4.
+    /// Condition types that say that binding failed: at most 4, none of them a binding condition. If the claim cannot be prepared, the host
+    /// sets `nodedock.dev/prepare-failed`, or the first one if that is not among them.
     pub binding_failure_conditions: Vec<String>,
     /// At most 8.
     pub node_allocatable: Vec<NodeAllocatable>,

@@ -205,6 +205,7 @@ pub fn claim(uid: &str, slots: &[&str]) -> DriverClaim {
         share_id: (i > 0).then(|| "5c3f1f1e-share".to_owned()),
         consumed: BTreeMap::new(),
         admin_access: false,
+        binding: Default::default(),
     };
     DriverClaim {
         id: ObjectRef::new("default", uid, uid).expect("names"),

@@ -2,6 +2,7 @@
 //!
 //! Only values: paths are derived here, and nothing is created or opened but the file that is read, and the keys that it names.
 
+mod binding;
 mod driver_images;
 mod kubernetes;
 mod overhead;

@@ -199,6 +199,7 @@ fn allocated(device: &v1::AllocatedDevice) -> Result<AllocatedDevice, Problem> {
         share_id: device.share_id.clone(),
         consumed: device.consumed_capacity.clone(),
         admin_access: device.admin_access,
+        binding: Default::default(),
     })
 }
 

@@ -10,8 +10,8 @@ use crate::app;
 use crate::config::{Config, KubernetesConfig};
 use nodedock_base::error::chain;
 use nodedock_kube::client::{ApiError, KubeClient};
-use nodedock_wasm::driver_image::DriverImage;
 use nodedock_kube::preflight::{self, MissingRight};
+use nodedock_wasm::driver_image::DriverImage;
 
 /// Of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

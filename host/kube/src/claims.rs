@@ -33,7 +33,7 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::locks::Locks;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::claims::source::ClaimSource;
-use nodedock_model::{Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid};
+use nodedock_model::{Claim, DriverName, ObjectName, ObjectRef, Problem, ProblemCode, Uid};
 
 /// A claim that is held for so long is watched, and one that is not held is forgotten so long after it was read: claims of most short
 /// pods cost one get.
@@ -55,6 +55,17 @@ struct Shared {
     getting: Locks<Key>,
     lost: watch::Sender<()>,
     counts: ApiClaimCounts,
+}
+
+/// A claim as a scheduler left it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ScheduledClaim {
+    /// With the drivers' own names of pools.
+    pub claim: Claim,
+    /// Time of the allocation, in milliseconds since the Unix epoch; 0: the API server does not say it.
+    pub allocated_ms: u64,
+    /// Drivers of files here with devices of this node for whose conditions a scheduler waits.
+    pub awaited: BTreeSet<DriverName>,
 }
 
 /// A change of a claim somewhere in the cluster.
@@ -178,14 +189,46 @@ impl ApiClaims {
         self.get(key, Some(uid)).await
     }
 
-    async fn get(&self, key: &Key, uid: Option<&Uid>) -> Result<Option<Claim>, Problem> {
+    /// The claim that has the name now, always by a live get, and what of it a scheduler waits for.
+    pub async fn scheduled(
+        &self,
+        namespace: &ObjectName,
+        name: &ObjectName,
+    ) -> Result<Option<ScheduledClaim>, Problem> {
+        let key = (namespace.clone(), name.clone());
+        // A kubelet's requests come first.
+        let object = match self.get_object(&key, self.0.client.client()).await {
+            Ok(object) => object,
+            Err(error) if error.kind == ErrorKind::NotFound => {
+                self.0.remove(&key);
+                return Ok(None);
+            }
+            Err(error) => return Err(about(&key, error.problem())),
+        };
+        let read = read(&object).map_err(|problem| about(&key, problem))?;
+        self.0.update(&key, read.clone());
+        let (pools, claim) = (&self.0.pools, read.claim);
+        let devices = claim.allocation.iter().flat_map(|allocation| &allocation.devices);
+        let awaited = devices.filter(|device| !device.binding.is_empty() && pools.has_device(device));
+        Ok(Some(ScheduledClaim {
+            awaited: awaited.map(|device| device.driver.clone()).collect(),
+            allocated_ms: convert::allocated_ms(&object.data),
+            claim: pools.localized(claim),
+        }))
+    }
+
+    async fn get_object(&self, key: &Key, client: kube::Client) -> Result<DynamicObject, ApiError> {
         self.0.counts.from_server.inc();
         let got = self.0.client.versioned(|version| {
-            let (client, resource) = (self.0.client.urgent(), version.resource(DraResource::Claims));
-            let api: Api<DynamicObject> = Api::namespaced_with(client, key.0.as_str(), &resource);
+            let resource = version.resource(DraResource::Claims);
+            let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), key.0.as_str(), &resource);
             async move { Ok(api.get(key.1.as_str()).await?) }
         });
-        match got.await {
+        got.await
+    }
+
+    async fn get(&self, key: &Key, uid: Option<&Uid>) -> Result<Option<Claim>, Problem> {
+        match self.get_object(key, self.0.client.urgent()).await {
             Ok(object) => {
                 let read = read(&object).map_err(|problem| about(key, problem))?;
                 self.0.update(key, read.clone());

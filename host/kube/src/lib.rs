@@ -1,5 +1,6 @@
 //! The Kubernetes API: claims from it, slices, status and events to it.
 
+pub mod binding;
 pub mod bridge;
 pub mod claims;
 pub mod client;

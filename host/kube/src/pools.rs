@@ -2,7 +2,7 @@
 //! other drivers are published by `PoolNames`.
 
 use nodedock_core::registry::Registry;
-use nodedock_model::{Claim, DriverKind, DriverName, PoolName};
+use nodedock_model::{AllocatedDevice, Claim, DriverKind, DriverName, PoolName};
 
 pub use nodedock_model::PoolNames;
 
@@ -17,6 +17,11 @@ impl NodePools {
     /// A driver that is not known yet is taken for one of a file: a plugin that is not here is not called anyway.
     fn is_native(&self, driver: &DriverName) -> bool {
         self.registry.kind(driver) == Some(DriverKind::Grpc)
+    }
+
+    /// Whether an allocated device, by the name that the API server has, is one of this node's drivers of files.
+    pub(crate) fn has_device(&self, device: &AllocatedDevice) -> bool {
+        self.registry.kind(&device.driver) == Some(DriverKind::Wasm) && self.names.is_of_node(&device.pool)
     }
 
     /// The name that the API server has.

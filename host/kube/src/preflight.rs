@@ -18,7 +18,7 @@ pub const RIGHTS: [(&str, &str, &[&str]); 8] = [
     ("resource.k8s.io", "resourceslices", &["list", "watch", "create", "update", "delete"]),
     ("resource.k8s.io", "devicetaintrules", &["list", "watch"]),
     ("", "nodes", &["get"]),
-    ("", "pods", &["get", "list"]),
+    ("", "pods", &["get", "list", "watch"]),
     ("events.k8s.io", "events", &["create", "patch"]),
 ];
 

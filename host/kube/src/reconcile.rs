@@ -5,9 +5,9 @@
 //! the claims that none of them uses; emits `unprepare_abandoned` for claims that were seen abandoned for minutes, in each round.
 //! While the API server is unreachable, or no kubelet is connected, nothing is unprepared.
 
-mod decide;
+pub(crate) mod decide;
 mod kubelet_pods;
-mod observe;
+pub(crate) mod observe;
 #[cfg(test)]
 mod tests;
 

@@ -23,7 +23,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ use crate::facts::Facts;
 use crate::pools::PoolNames;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{DriverName, NodeAllocatable, ObjectName, PoolName};
+use nodedock_model::{BindingConditions, DeviceName, DriverName, NodeAllocatable, ObjectName, PoolName};
 
 /// Delay from the first change of slices to the reconcile: changes come in bursts.
 const SLICE_SETTLE: Duration = Duration::from_millis(100);
@@ -67,7 +67,24 @@ pub struct SliceSettings {
     pub evict_after: Option<Duration>,
     /// Of several for a device and a resource the last counts.
     pub overhead: Vec<Overhead>,
+    /// Of several for a device the last counts, and what its driver names before all.
+    pub binding: Vec<BindingRule>,
 }
+
+/// Conditions of devices for which a scheduler waits before it binds a pod (KEP-5007).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BindingRule {
+    pub driver: DriverName,
+    /// By the driver's name; `None`: every pool.
+    pub pool: Option<PoolName>,
+    pub conditions: BindingConditions,
+}
+
+/// A device, by the names that its driver gives.
+pub type FailedDevice = (DriverName, PoolName, DeviceName);
+
+/// Devices that could not be prepared before a pod was bound. They have a taint.
+pub type FailedDevices = BTreeSet<FailedDevice>;
 
 /// What a device costs of the node's own resources beside itself (KEP-5517).
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -91,6 +108,7 @@ pub struct SliceParts {
     pub names: PoolNames,
     pub on_unhealthy: OnUnhealthy,
     pub settings: SliceSettings,
+    pub failed: watch::Receiver<FailedDevices>,
     pub conditions: Conditions,
     pub report: SliceReport,
     pub tasks: Tasks,

@@ -139,14 +139,23 @@ impl Writer {
     fn update(&mut self, reported: &Reported) {
         let mut known = std::mem::take(&mut self.parts);
         let mut statuses = BTreeMap::new();
-        for (key, part) in known.iter().filter(|((uid, _), _)| reported.contains_key(uid)) {
-            statuses.insert(key.clone(), DriverStatus { devices: Vec::new(), ..part.status.clone() });
+        for (key, part) in &known {
+            let Some(claim) = reported.get(&key.0) else { continue };
+            // A time that is not known any more is no other allocation.
+            let allocated_ms = Some(claim.allocated_ms).filter(|time| *time > 0);
+            let allocated_ms = allocated_ms.unwrap_or(part.status.allocated_ms);
+            let status = DriverStatus { devices: Vec::new(), allocated_ms, ..part.status.clone() };
+            statuses.insert(key.clone(), status);
         }
-        for (uid, ClaimStatuses { claim, devices }) in reported {
+        for (uid, ClaimStatuses { claim, allocated_ms, devices }) in reported {
             for device in devices {
                 let driver = device.driver.clone();
-                let new =
-                    || DriverStatus { claim: claim.clone(), driver: driver.clone(), devices: Vec::new() };
+                let new = || DriverStatus {
+                    claim: claim.clone(),
+                    allocated_ms: *allocated_ms,
+                    driver: driver.clone(),
+                    devices: Vec::new(),
+                };
                 let status = statuses.entry((uid.clone(), driver.clone())).or_insert_with(new);
                 status.devices.push(device.clone());
             }

@@ -7,7 +7,7 @@ use strum::{Display, EnumString, IntoStaticStr};
 
 use super::{
     AttributeValue, Consumer, DeviceName, DriverName, Edits, ExtendedResource, ObjectName, ObjectRef,
-    PoolName, QualifiedName, Uid,
+    PoolName, QualifiedName, Uid, is_label_key, limit,
 };
 
 /// The fields of a ResourceClaim that the node needs (`resource.k8s.io/v1`).
@@ -70,6 +70,8 @@ pub struct AllocatedDevice {
     pub consumed: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub admin_access: bool,
+    #[serde(default, skip_serializing_if = "BindingConditions::is_empty")]
+    pub binding: BindingConditions,
 }
 
 impl AllocatedDevice {
@@ -77,6 +79,69 @@ impl AllocatedDevice {
     pub fn base_request(&self) -> &str {
         self.request.split('/').next().unwrap_or(&self.request)
     }
+}
+
+/// Types of conditions of a device for which a scheduler waits before it binds a pod (KEP-5007). Both lists are empty, or neither.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct BindingConditions {
+    /// All of them have to be true.
+    pub conditions: Vec<String>,
+    /// If one of them is true, binding failed.
+    pub failures: Vec<String>,
+}
+
+impl BindingConditions {
+    /// The condition that the host sets when it has prepared a device.
+    pub const PREPARED: &str = "nodedock.dev/prepared";
+    /// The condition that the host sets when a device cannot be prepared.
+    pub const PREPARE_FAILED: &str = "nodedock.dev/prepare-failed";
+
+    pub fn is_empty(&self) -> bool {
+        self.conditions.is_empty() && self.failures.is_empty()
+    }
+
+    /// Whether an API server accepts them.
+    pub fn check(&self) -> Result<(), BindingConditionsError> {
+        use BindingConditionsError::{Malformed, OneList, TooMany, Twice};
+        let (conditions, failures) = (&self.conditions, &self.failures);
+        for (list, types) in [("conditions", conditions), ("failure conditions", failures)] {
+            if types.len() > limit::BINDING_CONDITIONS_MAX {
+                return Err(TooMany { list, count: types.len() });
+            }
+        }
+        let mut known = BTreeSet::new();
+        for kind in conditions.iter().chain(failures) {
+            if kind.len() > limit::CONDITION_TYPE_BYTES_MAX || !is_label_key(kind) {
+                return Err(Malformed(kind.clone()));
+            }
+            if !known.insert(kind) {
+                return Err(Twice(kind.clone()));
+            }
+        }
+        if conditions.is_empty() != failures.is_empty() {
+            return Err(OneList);
+        }
+        Ok(())
+    }
+
+    /// The failure condition that the host sets: its own, or else the first.
+    pub fn failure(&self) -> Option<&String> {
+        let own = self.failures.iter().find(|kind| *kind == Self::PREPARE_FAILED);
+        own.or(self.failures.first())
+    }
+}
+
+/// Why an API server does not accept binding conditions.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BindingConditionsError {
+    #[error("{count} binding {list}, at most {max} are allowed", max = limit::BINDING_CONDITIONS_MAX)]
+    TooMany { list: &'static str, count: usize },
+    #[error("binding conditions need failure conditions, and failure conditions need binding conditions")]
+    OneList,
+    #[error("{0:?} is no type of a condition, such as example.com/attached")]
+    Malformed(String),
+    #[error("condition {0} occurs twice in the binding conditions and failure conditions")]
+    Twice(String),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, Display, EnumString)]
@@ -290,5 +355,49 @@ pub(crate) mod memo_text {
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
         hex::decode(String::deserialize(deserializer)?).map_err(D::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn binding(conditions: &[&str], failures: &[&str]) -> BindingConditions {
+        let texts = |types: &[&str]| types.iter().map(|kind| (*kind).to_owned()).collect();
+        BindingConditions { conditions: texts(conditions), failures: texts(failures) }
+    }
+
+    #[test]
+    fn binding_conditions_that_an_api_server_refuses_are_refused_with_their_reason() {
+        let long = "x".repeat(64);
+        for (conditions, failures, part) in [
+            (&["A", "B", "C", "D", "E"][..], &["F"][..], "5 binding conditions, at most 4"),
+            (&["A"], &["B", "C", "D", "E", "F"], "5 binding failure conditions, at most 4"),
+            (&["A"], &[], "need failure conditions"),
+            (&[], &["A"], "need binding conditions"),
+            (&["A", "A"], &["B"], "condition A occurs twice"),
+            (&["A"], &["A"], "condition A occurs twice"),
+            (&["a b"], &["B"], "\"a b\" is no type"),
+            (&[""], &["B"], "\"\" is no type"),
+            (&[&long], &["B"], "is no type"),
+            (&["A"], &["example.com/"], "is no type"),
+        ] {
+            let error = binding(conditions, failures).check().unwrap_err().to_string();
+            assert!(error.contains(part), "{conditions:?} {failures:?}: {error}");
+        }
+        for (conditions, failures) in
+            [(&[][..], &[][..]), (&["A", "example.com/b", "C", "D"], &["E", "F", "G", "example.com/h"])]
+        {
+            assert_eq!(binding(conditions, failures).check(), Ok(()));
+        }
+    }
+
+    #[test]
+    fn the_host_sets_its_own_failure_condition_or_the_first() {
+        let first = binding(&["A"], &["example.com/failed", "B"]);
+        assert_eq!(first.failure().map(String::as_str), Some("example.com/failed"));
+        let own = binding(&["A"], &["B", BindingConditions::PREPARE_FAILED]);
+        assert_eq!(own.failure().map(String::as_str), Some(BindingConditions::PREPARE_FAILED));
+        assert_eq!(BindingConditions::default().failure(), None);
     }
 }

@@ -61,6 +61,8 @@ pub struct KubeletClaim {
     pub since_ms: u64,
     /// Number of the kubelet's last request for it in this process, among all requests; `None`: it was before the start.
     pub last_request: Option<u64>,
+    /// No kubelet has requested it yet; see [`KubeletHold::early`].
+    pub early: bool,
 }
 
 /// The state of a claim's record, in addition to `DriverPart::kubelet`, while a kubelet uses parts of it.
@@ -74,6 +76,9 @@ pub struct KubeletHold {
     /// The claim is not an object of the API server: it stands for devices that a kubelet allocated through a device plugin.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub given: bool,
+    /// No kubelet has requested the claim yet: it was prepared for a scheduler, which waits for the device before it binds the pod.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub early: bool,
 }
 
 /// The response to a kubelet for one driver's part of a claim.
@@ -102,6 +107,9 @@ impl PreparedForKubelet {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClaimStatuses {
     pub claim: ObjectRef,
+    /// Time of the allocation, in milliseconds since the Unix epoch; 0: not known. The status of the same devices in another allocation
+    /// is another status.
+    pub allocated_ms: u64,
     /// Only prepared devices with a status; in the order of drivers, and of their devices.
     pub devices: Vec<ReportedDevice>,
 }

@@ -21,6 +21,11 @@ impl PoolNames {
         PoolName::new(format!("{}/{pool}", self.node))
     }
 
+    /// Returns whether a published pool is one of this node's, if its driver is one of a file.
+    pub fn is_of_node(&self, pool: &PoolName) -> bool {
+        pool.as_str() == self.node.as_str() || self.local(pool.as_str()) != pool.as_str()
+    }
+
     /// Returns the driver's name of a published pool. A pool of another node keeps its name, which no driver here has.
     pub fn local<'a>(&self, pool: &'a str) -> &'a str {
         pool.strip_prefix(self.node.as_str()).and_then(|rest| rest.strip_prefix('/')).unwrap_or(pool)
@@ -43,6 +48,10 @@ mod tests {
             let own = PoolName::new(own).unwrap();
             assert_eq!(names.published(&own).unwrap().as_str(), published);
             assert_eq!(names.local(published), own.as_str());
+            assert!(names.is_of_node(&PoolName::new(published).unwrap()), "{published}");
+        }
+        for other in ["leds", "node-10", "node-10/leds", "node-2/node-1"] {
+            assert!(!names.is_of_node(&PoolName::new(other).unwrap()), "{other}");
         }
         assert_eq!(names.local("node-2/leds"), "node-2/leds");
         assert_eq!(names.local("node-10"), "node-10");

@@ -197,6 +197,7 @@ pub enum ProblemCode {
     NoSuchPool,
     NodeObjectMissing,
     NodeObjectUnreadable,
+    NominatedPodsUnreadable,
     NotADriver,
     NotAFile,
     NotADirectory,

@@ -119,6 +119,11 @@ impl ClaimRecord {
         self.kubelet_drivers().next().is_some()
     }
 
+    /// Whether it was prepared for a scheduler, and no kubelet has requested it yet.
+    pub fn is_held_early(&self) -> bool {
+        self.kubelet.as_ref().is_some_and(|hold| hold.early)
+    }
+
     /// Returns a driver's devices of the claim, as `pool/device`.
     pub fn device_names(&self, driver: &DriverName) -> impl Iterator<Item = String> {
         self.allocation.of_driver(driver).map(|device| format!("{}/{}", device.pool, device.device))

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use nodedock_model::limit::{
-    ALLOCATED_DEVICES_MAX, ATTRIBUTE_TEXT_MAX, ATTRIBUTE_VALUES_MAX, ATTRIBUTES_MAX, BINDING_CONDITIONS_MAX,
+    ALLOCATED_DEVICES_MAX, ATTRIBUTE_TEXT_MAX, ATTRIBUTE_VALUES_MAX, ATTRIBUTES_MAX,
     COMPATIBILITY_GROUPS_MAX, CONSUMED_SETS_MAX, COUNTER_SETS_MAX, COUNTERS_MAX, DEVICES_MAX, EDITS_MAX,
     ENV_VALUE_BYTES_MAX, IDENTITIES_MAX, IDENTITY_BYTES_MAX, LABEL_KEY_BYTES_MAX, LABEL_VALUE_BYTES_MAX,
     LABELS_MAX, MEMO_BYTES_MAX, NODE_ALLOCATABLE_MAX, POLICY_VALUES_MAX, POOLS_MAX,
@@ -12,8 +12,8 @@ use nodedock_model::limit::{
 };
 use nodedock_model::rule::{is_env_name, is_interface_name, is_plain_path, is_problem_code, is_quantity};
 use nodedock_model::{
-    DeviceName, DriverName, ExtendedResource, PoolName, QualifiedName, is_dns_label, is_label_key,
-    is_label_value,
+    BindingConditions, DeviceName, DriverName, ExtendedResource, PoolName, QualifiedName, is_dns_label,
+    is_label_key, is_label_value,
 };
 
 use super::grant::requested;
@@ -283,13 +283,13 @@ pub fn additions(inventory: &Inventory, additions: &Additions) -> Vec<String> {
             report.demand(false, || format!("device {key} is not in the inventory"));
             continue;
         };
-        report.at_most(
-            &format!("{key}: binding conditions"),
-            added.binding_conditions.len(),
-            BINDING_CONDITIONS_MAX,
-        );
-        let failures = added.binding_failure_conditions.len();
-        report.at_most(&format!("{key}: binding failure conditions"), failures, BINDING_CONDITIONS_MAX);
+        let binding = BindingConditions {
+            conditions: added.binding_conditions.clone(),
+            failures: added.binding_failure_conditions.clone(),
+        };
+        if let Err(error) = binding.check() {
+            report.demand(false, || format!("{key}: {error}"));
+        }
         report.at_most(
             &format!("{key}: node allocatable"),
             added.node_allocatable.len(),

@@ -1,5 +1,6 @@
 //! A daemon on a Kubernetes node.
 
+mod binding;
 mod claims;
 mod kubelet;
 mod starts;
@@ -10,9 +11,9 @@ use std::sync::Arc;
 
 use nodedock_proto::kubelet::dra::v1::Device;
 use nodedock_stand_ins::kubelet::{ClaimRef, Kubelet, KubeletOptions, View};
-use nodedock_tests::Daemon;
 use nodedock_tests::cluster::{Cluster, NAMESPACE, NODE};
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
+use nodedock_tests::{Daemon, Options};
 
 /// What a device plugin gives is in no slice: two who give away one device would not know of each other.
 const GPUS: &str = "pools: [{name: gpus, count: 8}, {name: plugged, count: 8, firstIndex: 8, extendedResource: example.com/gpu}]\n";
@@ -26,12 +27,20 @@ struct Node {
 
 impl Node {
     async fn start(config: &str) -> Self {
-        Self::start_in(Cluster::start().await, config).await
+        Self::start_with(config, |options| options).await
     }
 
     async fn start_in(cluster: Cluster, config: &str) -> Self {
+        Self::start_in_with(cluster, config, |options| options).await
+    }
+
+    async fn start_with(config: &str, options: impl FnOnce(Options) -> Options) -> Self {
+        Self::start_in_with(Cluster::start().await, config, options).await
+    }
+
+    async fn start_in_with(cluster: Cluster, config: &str, options: impl FnOnce(Options) -> Options) -> Self {
         let cluster = Arc::new(cluster);
-        let daemon = cluster.daemon().await;
+        let daemon = cluster.daemon_with(options(cluster.options())).await;
         let of = cluster.clone();
         let wipes = Arc::new(move |driver: Option<&str>| {
             of.api.wipe_slices(NODE, driver);

@@ -68,8 +68,8 @@ impl Identity {
         let part = record.drivers.get(driver);
         let by = part.and_then(|part| part.by.as_ref());
         let kubelet = record.kubelet.as_ref().filter(|_| part.is_some_and(|part| part.kubelet));
-        // Consumers change during the life of a claim, and would cause a write of the file each time.
-        let kubelet = kubelet.map(|held| KubeletHold { consumers: Vec::new(), ..held.clone() });
+        // Consumers change during the life of a claim, as does whether a kubelet requested it: each would cause a write of the file.
+        let kubelet = kubelet.map(|held| KubeletHold { consumers: Vec::new(), early: false, ..held.clone() });
         Self {
             version: IDENTITY_VERSION,
             claim: record.id.clone(),

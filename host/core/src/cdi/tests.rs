@@ -53,6 +53,7 @@ fn claim_with_uid(uid: &str, prepared: PreparedClaim) -> ClaimRecord {
         share_id: None,
         consumed: BTreeMap::new(),
         admin_access: false,
+        binding: Default::default(),
     };
     let by = PreparedBy { kind: DriverKind::Wasm, version: "1.2.0".to_owned(), digest: String::new() };
     let pod = ObjectRef::new("ml", "train-0", "pod-1").unwrap();
@@ -262,7 +263,7 @@ fn files_are_rebuilt_into_records() {
     assert_eq!(claims[&Uid::new("c1").unwrap()], record);
 
     let mut held = record;
-    let hold = nodedock_model::KubeletHold { since_ms: 7, consumers: Vec::new(), given: true };
+    let hold = nodedock_model::KubeletHold { since_ms: 7, consumers: Vec::new(), given: true, early: false };
     held.kubelet = Some(hold.clone());
     held.drivers.get_mut(&driver()).unwrap().kubelet = true;
     let mut written = held.clone();

@@ -73,6 +73,7 @@ fn allocated(claim: &PooledClaim, id: &str) -> Result<AllocatedDevice, Problem> 
         share_id: None,
         consumed: BTreeMap::new(),
         admin_access: false,
+        binding: Default::default(),
     })
 }
 

@@ -16,10 +16,12 @@ use crate::config::{Config, KubernetesConfig};
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::listeners::Listeners;
+use nodedock_base::request;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::source::ClaimSource;
 use nodedock_core::registry::Registry;
+use nodedock_kube::binding::{Binding, BindingParts, EarlyClaims};
 use nodedock_kube::bridge::{Bridge, BridgeParts, BridgeTimes, OnRefused};
 use nodedock_kube::claims::ApiClaims;
 use nodedock_kube::client::{ClientConfig, KubeClient, RequestRate};
@@ -27,10 +29,12 @@ use nodedock_kube::events::{self, Events};
 use nodedock_kube::facts::Facts;
 use nodedock_kube::pools::{NodePools, PoolNames};
 use nodedock_kube::reconcile::{HeldClaims, Reconcile};
-use nodedock_kube::slices::{self, SliceParts, SliceReport};
+use nodedock_kube::slices::{self, DriverSnapshot, FailedDevices, SliceParts, SliceReport};
 use nodedock_kube::status::Statuses;
 use nodedock_kube::taints::DeviceTaints;
-use nodedock_model::{KubeletClaim, Problem, limit};
+use nodedock_model::{
+    Claim, ClaimRecord, DriverName, KubeletClaim, ObjectName, ObjectRef, Problem, Uid, limit,
+};
 
 /// The client of the API server, before the claim manager is there to use it.
 pub(super) struct Connected {
@@ -124,9 +128,6 @@ impl Connected {
             Events::start(&parts.tasks, self.client.clone(), node.clone(), facts.watch(), conditions.clone());
         events::publish_conditions(&parts.tasks, events.clone(), conditions.clone(), &parts.changes);
         let statuses = Statuses::start(&parts.tasks, &self.client, conditions.clone(), limit::STATUSES_MAX);
-        let reports =
-            report_statuses(parts.manager.clone(), self.pools.clone(), statuses.clone(), parts.tasks.clone());
-        parts.tasks.spawn("status-feed", reports);
         let bridge = self.bridge(parts, events.clone(), &tasks)?;
         let prepared = Arc::new(PreparedClaims { claims: parts.manager.clone(), bridge: bridge.clone() });
         let reconcile =
@@ -140,7 +141,17 @@ impl Connected {
         );
         parts.tasks.spawn("held-claims", report);
         let settled = parts.at_start.settled(parts.registry.clone(), &parts.changes, &parts.tasks);
-        let slices = self.slices(parts, facts, events.clone(), settled);
+        let drivers = slices::watch_drivers(parts.registry.clone(), &parts.changes, settled, &parts.tasks);
+        let binding = self.binding(parts, &bridge, events.clone(), drivers.clone());
+        let reports = report_statuses(
+            parts.manager.clone(),
+            self.pools.clone(),
+            binding.statuses(),
+            statuses.clone(),
+            parts.tasks.clone(),
+        );
+        parts.tasks.spawn("status-feed", reports);
+        let slices = self.slices(parts, facts, events.clone(), drivers, binding.failed());
         let taints = DeviceTaints::start(
             &parts.tasks,
             &self.client,
@@ -160,24 +171,48 @@ impl Connected {
         parts: &Parts<'_>,
         node: Facts,
         events: Events,
-        settled: watch::Receiver<bool>,
+        drivers: watch::Receiver<DriverSnapshot>,
+        failed: watch::Receiver<FailedDevices>,
     ) -> SliceReport {
         let report = SliceReport::default();
         let watched = slices::watch_slices(&self.client, &self.config.node_name);
         let slice_parts = SliceParts {
             kube: self.client.clone(),
             turns: Arc::new(Semaphore::new(1)),
-            drivers: slices::watch_drivers(parts.registry.clone(), &parts.changes, settled, &parts.tasks),
+            drivers,
             node,
             names: self.pools.names.clone(),
             on_unhealthy: events::on_unhealthy(events, parts.manager.clone()),
             settings: self.config.slices.clone(),
+            failed,
             conditions: parts.conditions.clone(),
             report: report.clone(),
             tasks: parts.tasks.clone(),
         };
         slices::start(slice_parts, watched);
         report
+    }
+
+    /// Prepares claims for schedulers that wait for devices, until the tasks stop.
+    fn binding(
+        &self,
+        parts: &Parts<'_>,
+        bridge: &Bridge,
+        events: Events,
+        drivers: watch::Receiver<DriverSnapshot>,
+    ) -> Binding {
+        let early = PreparedClaims { claims: parts.manager.clone(), bridge: bridge.clone() };
+        let binding = BindingParts {
+            client: self.client.clone(),
+            node: self.config.node_name.clone(),
+            claims: self.claims.clone(),
+            drivers,
+            settings: self.config.slices.clone(),
+            early: Arc::new(early),
+            on_refused: Arc::new(move |refusal| events.refused(refusal)),
+            conditions: parts.conditions.clone(),
+        };
+        Binding::start(&parts.tasks, binding)
     }
 
     fn bridge(&self, parts: &Parts<'_>, events: Events, tasks: &Tasks) -> Result<Bridge> {
@@ -205,7 +240,7 @@ impl Connected {
     }
 }
 
-/// The claims that are prepared for the kubelet, as the reconcile needs them.
+/// The claims that are prepared for the kubelet, as the reconcile and the early preparation need them.
 struct PreparedClaims {
     claims: Arc<Manager>,
     bridge: Bridge,
@@ -223,5 +258,28 @@ impl HeldClaims for PreparedClaims {
 
     async fn unprepare_abandoned(&self, claim: &KubeletClaim, why: &str) -> Result<(), Problem> {
         self.bridge.claims()?.unprepare_all_for_kubelet(claim, why).await
+    }
+}
+
+#[async_trait]
+impl EarlyClaims for PreparedClaims {
+    fn early(&self) -> Vec<ObjectRef> {
+        let held = self.claims.held_for_kubelet().into_iter();
+        held.filter(|held| held.early).map(|held| held.claim).collect()
+    }
+
+    fn held(&self, namespace: &ObjectName, name: &ObjectName) -> Option<Arc<ClaimRecord>> {
+        let mut records = self.claims.claims().into_iter();
+        records.find(|record| {
+            record.is_held_by_kubelet() && (&record.id.namespace, &record.id.name) == (namespace, name)
+        })
+    }
+
+    async fn prepare(&self, driver: &DriverName, claim: Claim) -> Result<(), Problem> {
+        self.bridge.claims()?.prepare_early(driver, claim, request::new_id()).await
+    }
+
+    async fn release(&self, claim: &Uid, why: &str) -> Result<(), Problem> {
+        self.bridge.claims()?.unprepare_early(claim, why).await
     }
 }

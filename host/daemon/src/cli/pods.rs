@@ -177,6 +177,7 @@ fn device(index: usize, text: &str) -> Result<AllocatedDevice, CliError> {
         share_id: None,
         consumed: BTreeMap::new(),
         admin_access: false,
+        binding: Default::default(),
     })
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::{overhead, values};
-use nodedock_kube::slices::{Overhead, SliceSettings};
+use super::{binding, overhead, values};
+use nodedock_kube::slices::{BindingRule, Overhead, SliceSettings};
 use nodedock_model::{ObjectName, limit};
 use nodedock_wasm::NumaNodeForm;
 
@@ -36,6 +36,9 @@ pub struct KubernetesSection {
     /// What devices cost of the node's own resources.
     #[serde(deserialize_with = "overhead::rules")]
     pub overhead: Vec<Overhead>,
+    /// Devices that have to be prepared before their pod is bound.
+    #[serde(deserialize_with = "binding::rules")]
+    pub binding_conditions: Vec<BindingRule>,
     /// Whether the attribute of a device's NUMA node is a list: the cluster has list attributes (`DRAListTypeAttributes`).
     pub numa_node_list: Option<bool>,
 }
@@ -140,6 +143,7 @@ pub(super) fn resolve(
         slices: SliceSettings {
             evict_after: section.evict_unhealthy_after_seconds.map(Duration::from_secs),
             overhead: section.overhead.clone(),
+            binding: section.binding_conditions.clone(),
         },
         numa_node_form: match section.numa_node_list {
             Some(true) => NumaNodeForm::List,
@@ -201,6 +205,7 @@ mod tests {
             numa_node_list: Some(true),
             evict_unhealthy_after_seconds: Some(60),
             overhead: Vec::new(),
+            binding_conditions: Vec::new(),
         };
         let config = of(KubernetesFlags::default(), &section).unwrap().unwrap();
         assert_eq!((config.kubelet_root, config.kubeconfig), ("/k".into(), Some("/c".into())));

@@ -16,6 +16,7 @@ fn device() -> AllocatedDevice {
         share_id: Some("share".to_owned()),
         consumed: BTreeMap::from([("memory".to_owned(), "20Gi".to_owned())]),
         admin_access: true,
+        binding: Default::default(),
     }
 }
 

@@ -263,7 +263,7 @@ impl Held {
                 })
             })
         });
-        ClaimStatuses { claim: self.id.clone(), devices: devices.collect() }
+        ClaimStatuses { claim: self.id.clone(), allocated_ms: 0, devices: devices.collect() }
     }
 }
 

@@ -11,7 +11,7 @@ use nodedock_base::tasks::Tasks;
 use nodedock_kube::client::KubeClient;
 use nodedock_kube::facts::Facts;
 use nodedock_kube::fleet::{watch_nodes, watch_slices_by_node};
-use nodedock_kube::slices::{self, SliceParts, SliceReport, SliceSettings};
+use nodedock_kube::slices::{self, FailedDevices, SliceParts, SliceReport, SliceSettings};
 
 /// Slices that are written at the same time: a request that waits long for the rate would fail.
 const WRITES: usize = 8;
@@ -64,6 +64,7 @@ pub(super) fn start(
             names: node.pool_names(),
             on_unhealthy: Arc::new(|_| {}),
             settings: SliceSettings::default(),
+            failed: watch::channel(FailedDevices::default()).1,
             conditions: conditions.clone(),
             report: report.clone(),
             tasks: tasks.clone(),

@@ -415,6 +415,7 @@ impl FakeSource {
             share_id: None,
             consumed: BTreeMap::new(),
             admin_access: false,
+            binding: Default::default(),
         };
         let claim = Claim {
             id: id.clone(),

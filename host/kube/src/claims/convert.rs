@@ -41,6 +41,13 @@ pub(super) fn claim(object: &Value) -> Result<Claim, Problem> {
     manifest::claim_of(whole).map_err(|error| malformed(spoken(&error)))
 }
 
+/// Time of the allocation, in milliseconds since the Unix epoch; 0: the object does not say it.
+pub(super) fn allocated_ms(object: &Value) -> u64 {
+    let time = object.pointer("/status/allocation/allocationTimestamp").and_then(Value::as_str);
+    let time = time.and_then(|text| text.parse::<jiff::Timestamp>().ok());
+    time.and_then(|time| u64::try_from(time.as_millisecond()).ok()).unwrap_or(0)
+}
+
 /// The error without the document's number: there is one only.
 fn spoken(error: &ManifestError) -> String {
     let words = match error {

@@ -72,6 +72,7 @@ mod tests {
             consumers: vec![pod("a"), pod("b")],
             since_ms: 0,
             last_request: None,
+            early: false,
         };
         scene.events.unhealthy(&unhealthy("gpu-0"), &[held]);
         scene.events.unhealthy(&unhealthy("gpu-1"), &[]);

@@ -19,9 +19,9 @@ use nodedock_model::{Consumer, KubeletClaim, ObjectName, Uid};
 pub(crate) const RECONCILE_DELAY: Duration = Duration::from_secs(300);
 pub(crate) const RECONCILE_LOOKS_MIN: u32 = 3;
 
-/// A pod that is bound to this node.
+/// A pod of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct NodePod {
+pub(crate) struct NodePod {
     pub namespace: ObjectName,
     pub uid: Uid,
     /// Name of the group that it belongs to.
@@ -182,6 +182,7 @@ mod tests {
             consumers: consumers.iter().map(|pod| consumer(pod)).collect(),
             since_ms: 0,
             last_request: None,
+            early: false,
         }
     }
 

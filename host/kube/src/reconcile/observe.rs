@@ -31,7 +31,7 @@ enum PodSource {
 }
 
 /// Reads pods of this node and claims.
-pub(super) struct Observer {
+pub(crate) struct Observer {
     client: KubeClient,
     node: ObjectName,
     kubelet: KubeletPods,
@@ -102,25 +102,11 @@ impl Observer {
     }
 
     fn pod(&self, pod: Pod) -> Result<NodePod, ApiError> {
-        let malformed = |error: NameError| odd(&format!("a pod of the list: {error}"));
-        let (spec, status) = (pod.spec.unwrap_or_default(), pod.status.unwrap_or_default());
-        let finished = is_finished(status.phase.as_deref().unwrap_or_default());
-        if spec.node_name.as_deref() != Some(self.node.as_str()) {
+        let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+        if node != Some(self.node.as_str()) {
             return Err(odd("the answer lists pods of other nodes"));
         }
-        let named = spec.resource_claims.into_iter().flatten().filter_map(|claim| claim.resource_claim_name);
-        let made = status.resource_claim_statuses.into_iter().flatten();
-        let made = made.filter_map(|claim| claim.resource_claim_name);
-        let extended = status.extended_resource_claim_status.map(|claim| claim.resource_claim_name);
-        let group = spec.scheduling_group.and_then(|group| group.pod_group_name);
-        let names = named.chain(made).chain(extended).filter(|name| !name.is_empty());
-        Ok(NodePod {
-            namespace: ObjectName::new(pod.metadata.namespace.unwrap_or_default()).map_err(malformed)?,
-            uid: Uid::new(pod.metadata.uid.unwrap_or_default()).map_err(malformed)?,
-            group: group.map(ObjectName::new).transpose().map_err(malformed)?,
-            finished,
-            claims: names.map(ObjectName::new).collect::<Result<_, _>>().map_err(malformed)?,
-        })
+        pod_of(pod).map_err(|error| odd(&format!("a pod of the list: {error}")))
     }
 
     pub(super) async fn claim(&self, claim: &ObjectRef) -> ClaimState {
@@ -142,29 +128,75 @@ impl Observer {
 
     /// Whether a pod that is not among those of this node may be bound to it, or that is not known.
     pub(super) async fn may_be_here(&self, namespace: &ObjectName, pod: &Consumer) -> bool {
-        let api: Api<Pod> = Api::namespaced(self.client.client(), namespace.as_str());
-        let read = match api.get(pod.name.as_str()).await.map_err(ApiError::from) {
-            Ok(read) => read,
+        match place_of(&self.client, &self.node, namespace, pod).await {
+            Ok(place) => place != Place::Elsewhere,
             Err(error) => {
                 let is_forbidden = error.kind == ErrorKind::Forbidden;
                 if is_forbidden && !self.is_forbidden.swap(true, Ordering::Relaxed) {
                     tracing::warn!(%error, "it is not known whether pods are bound to this node, claims that are reserved for them are kept");
                 }
-                return !error.is_missing(pod.name.as_str());
+                true
             }
-        };
-        let uid = read.metadata.uid.as_deref().unwrap_or_default();
-        if read.metadata.name.as_deref() != Some(pod.name.as_str()) || uid.is_empty() {
-            return true;
         }
-        let phase = read.status.and_then(|status| status.phase).unwrap_or_default();
-        if uid != pod.uid.as_str() || is_finished(&phase) {
-            return false;
-        }
-        // Without a node it is not bound yet; with this one it was bound since the list was made.
-        let node = read.spec.and_then(|spec| spec.node_name).unwrap_or_default();
-        node.is_empty() || node == self.node.as_str()
     }
+}
+
+/// Returns where a pod is now.
+pub(crate) async fn place_of(
+    client: &KubeClient,
+    node: &ObjectName,
+    namespace: &ObjectName,
+    pod: &Consumer,
+) -> Result<Place, ApiError> {
+    let api: Api<Pod> = Api::namespaced(client.client(), namespace.as_str());
+    let read = match api.get(pod.name.as_str()).await.map_err(ApiError::from) {
+        Ok(read) => read,
+        Err(error) if error.is_missing(pod.name.as_str()) => return Ok(Place::Elsewhere),
+        Err(error) => return Err(error),
+    };
+    let uid = read.metadata.uid.as_deref().unwrap_or_default();
+    if read.metadata.name.as_deref() != Some(pod.name.as_str()) || uid.is_empty() {
+        return Ok(Place::Unknown);
+    }
+    let phase = read.status.and_then(|status| status.phase).unwrap_or_default();
+    if uid != pod.uid.as_str() || is_finished(&phase) {
+        return Ok(Place::Elsewhere);
+    }
+    Ok(match read.spec.and_then(|spec| spec.node_name).unwrap_or_default() {
+        bound if bound.is_empty() => Place::Unbound,
+        bound if bound == node.as_str() => Place::Here,
+        _ => Place::Elsewhere,
+    })
+}
+
+/// Where a pod is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// The API server does not plainly say it.
+    Unknown,
+    Unbound,
+    Here,
+    /// Bound to another node, finished, or gone.
+    Elsewhere,
+}
+
+/// A pod with the claims that it names.
+pub(crate) fn pod_of(pod: Pod) -> Result<NodePod, NameError> {
+    let (spec, status) = (pod.spec.unwrap_or_default(), pod.status.unwrap_or_default());
+    let finished = is_finished(status.phase.as_deref().unwrap_or_default());
+    let named = spec.resource_claims.into_iter().flatten().filter_map(|claim| claim.resource_claim_name);
+    let made = status.resource_claim_statuses.into_iter().flatten();
+    let made = made.filter_map(|claim| claim.resource_claim_name);
+    let extended = status.extended_resource_claim_status.map(|claim| claim.resource_claim_name);
+    let group = spec.scheduling_group.and_then(|group| group.pod_group_name);
+    let names = named.chain(made).chain(extended).filter(|name| !name.is_empty());
+    Ok(NodePod {
+        namespace: ObjectName::new(pod.metadata.namespace.unwrap_or_default())?,
+        uid: Uid::new(pod.metadata.uid.unwrap_or_default())?,
+        group: group.map(ObjectName::new).transpose()?,
+        finished,
+        claims: names.map(ObjectName::new).collect::<Result<_, _>>()?,
+    })
 }
 
 fn state_of(claim: &ObjectRef, object: DynamicObject) -> Result<ClaimState, ApiError> {

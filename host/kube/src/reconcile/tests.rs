@@ -64,6 +64,7 @@ impl Cluster {
             consumers: vec![consumer],
             since_ms: 0,
             last_request: None,
+            early: false,
         };
         Arc::new(Self {
             server,

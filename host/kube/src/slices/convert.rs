@@ -1,28 +1,41 @@
 //! Pools of drivers as ResourceSlices contain them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::resource::v1 as api;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::{Map, Value, json};
 
-use super::entry::{Entry, UNHEALTHY};
+use super::entry::{Entry, PREPARE_FAILED, UNHEALTHY};
 use super::health::UnhealthyTaint;
 use super::slice::{Content, PoolFields};
 use nodedock_model::{
-    AllocatableMapping, AttributeValue, CapacityChoice, CapacityPolicy, CounterSet, Device, DeviceName,
-    NodeAllocatable, Pool, PoolScheduling, SkippedOperations, Taint, TaintEffect, limit,
+    AllocatableMapping, AttributeValue, BindingConditions, CapacityChoice, CapacityPolicy, CounterSet,
+    Device, DeviceName, NodeAllocatable, Pool, PoolScheduling, SkippedOperations, Taint, TaintEffect, limit,
 };
 
-/// Returns what the slices of a pool are to contain. `unhealthy` devices get these taints, of the key [`UNHEALTHY`].
-/// `overhead`: of the node's resources, where a driver names none of its own.
-pub(super) fn content(
-    pool: &Pool,
-    unhealthy: &BTreeMap<DeviceName, UnhealthyTaint>,
-    overhead: &BTreeMap<String, NodeAllocatable>,
-) -> Content {
+/// The taints that the host adds to devices of a pool.
+#[derive(Debug, Default)]
+pub(super) struct PoolTaints {
+    /// Of the key [`UNHEALTHY`].
+    pub(super) unhealthy: BTreeMap<DeviceName, UnhealthyTaint>,
+    /// Those with a taint of the key [`PREPARE_FAILED`].
+    pub(super) failed: BTreeSet<DeviceName>,
+}
+
+/// What an operator adds to the devices of a pool where their driver names nothing of its own.
+#[derive(Debug, Default)]
+pub(super) struct PoolAdditions {
+    /// Of the node's resources, by name.
+    pub(super) overhead: BTreeMap<String, NodeAllocatable>,
+    pub(super) binding: BindingConditions,
+}
+
+/// Returns what the slices of a pool are to contain.
+pub(super) fn content(pool: &Pool, taints: &PoolTaints, additions: &PoolAdditions) -> Content {
     let devices = pool.devices.iter().map(|(name, known)| {
-        (name.to_string(), entry(&device(name, known, unhealthy.get(name)), known, overhead))
+        let device = device(name, known, taints, &additions.binding);
+        (name.to_string(), entry(&device, known, &additions.overhead))
     });
     // The API has no pool without devices, so their counters would count nothing.
     let sets = pool.shared_counters.iter().filter(|_| !pool.devices.is_empty());
@@ -86,7 +99,12 @@ fn node_allocatable(entry: &NodeAllocatable) -> Value {
     resource.into()
 }
 
-fn device(name: &DeviceName, device: &Device, unhealthy: Option<&UnhealthyTaint>) -> api::Device {
+fn device(
+    name: &DeviceName,
+    device: &Device,
+    added_taints: &PoolTaints,
+    binding: &BindingConditions,
+) -> api::Device {
     let attributes = device.attributes.iter().map(|(name, value)| (name.to_string(), attribute(value)));
     let capacity = device.capacities.iter().map(|(name, capacity)| {
         let request_policy = capacity.policy.as_ref().map(request_policy).filter(is_set);
@@ -97,18 +115,21 @@ fn device(name: &DeviceName, device: &Device, unhealthy: Option<&UnhealthyTaint>
         .iter()
         .map(|set| api::DeviceCounterConsumption { counter_set: set.name.clone(), counters: counters(set) });
     let scheduling = device.scheduling.as_deref();
+    let named = scheduling.map(|added| BindingConditions {
+        conditions: added.binding_conditions.clone(),
+        failures: added.binding_failure_conditions.clone(),
+    });
+    let binding = named.filter(|named| !named.is_empty()).unwrap_or_else(|| binding.clone());
     api::Device {
         name: name.to_string(),
         attributes: Some(attributes.collect()).filter(is_set),
         capacity: Some(capacity.collect()).filter(is_set),
         consumes_counters: Some(consumes.collect()).filter(is_set),
         binds_to_node: scheduling.map(|added| added.binds_to_node).filter(is_set),
-        binding_conditions: scheduling.map(|added| added.binding_conditions.clone()).filter(is_set),
-        binding_failure_conditions: scheduling
-            .map(|added| added.binding_failure_conditions.clone())
-            .filter(is_set),
+        binding_conditions: Some(binding.conditions).filter(is_set),
+        binding_failure_conditions: Some(binding.failures).filter(is_set),
         allow_multiple_allocations: Some(device.allow_multiple_allocations).filter(is_set),
-        taints: Some(taints(device, unhealthy)).filter(is_set),
+        taints: Some(taints(name, device, added_taints)).filter(is_set),
         ..api::Device::default()
     }
 }
@@ -156,7 +177,7 @@ fn counters(set: &CounterSet) -> BTreeMap<String, api::Counter> {
     counters.map(|(name, value)| (name.clone(), api::Counter { value: quantity(value) })).collect()
 }
 
-fn taints(device: &Device, unhealthy: Option<&UnhealthyTaint>) -> Vec<api::DeviceTaint> {
+fn taints(name: &DeviceName, device: &Device, added: &PoolTaints) -> Vec<api::DeviceTaint> {
     let taint = |key: &str, value: &str, effect: TaintEffect| api::DeviceTaint {
         key: key.to_owned(),
         value: Some(value.to_owned()).filter(is_set),
@@ -165,8 +186,15 @@ fn taints(device: &Device, unhealthy: Option<&UnhealthyTaint>) -> Vec<api::Devic
     };
     let own = device.taints.iter();
     let mut taints: Vec<_> = own.map(|own| taint(&own.key, &own.value, own.effect)).collect();
-    if let Some(unhealthy) = unhealthy.filter(|_| has_room(&device.taints)) {
+    if let Some(unhealthy) = added.unhealthy.get(name).filter(|_| has_room(&device.taints)) {
         taints.push(taint(UNHEALTHY, &unhealthy.value, unhealthy.effect()));
+    }
+    let has_failed = added.failed.contains(name);
+    if has_failed
+        && taints.len() < limit::TAINTS_MAX
+        && taints.iter().all(|taint| taint.key != PREPARE_FAILED)
+    {
+        taints.push(taint(PREPARE_FAILED, "", TaintEffect::NoSchedule));
     }
     taints
 }

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::convert;
+use super::convert::{self, PoolAdditions, PoolTaints};
 use super::drivers::DriverSnapshot;
 use super::health::{TaintedDevices, UnhealthyDevice, UnhealthyDevices};
 use super::slice::{self, Content, PoolKey, Slice};
-use super::{Overhead, SliceSettings};
+use super::{BindingRule, FailedDevices, Overhead, SliceSettings};
 use crate::pools::PoolNames;
 use nodedock_core::driver::Published;
-use nodedock_model::{DeviceName, DriverName, Inventory, NodeAllocatable, PoolName};
+use nodedock_model::{BindingConditions, Device, DeviceName, DriverName, Pool, PoolName};
 
 /// Delay from the removal of a driver's file to the deletion of its slices: files are replaced by removing and copying.
 const SLICE_WITHDRAW_GRACE: Duration = Duration::from_secs(10);
@@ -27,15 +27,24 @@ pub(super) struct DesiredState {
     gone_since: BTreeMap<DriverName, Instant>,
     /// Drivers that are surely gone: their slices are to be deleted.
     pub(super) withdrawn: BTreeSet<DriverName>,
+    /// Devices that could not be prepared.
+    pub(super) failed: FailedDevices,
     /// Devices that became unhealthy and were not reported yet.
     pub(super) new_unhealthy: Vec<UnhealthyDevice>,
+}
+
+/// What a driver's pools are derived from.
+struct Source {
+    published: Arc<Published>,
+    unhealthy: TaintedDevices,
+    failed: BTreeSet<(PoolName, DeviceName)>,
 }
 
 #[derive(Default)]
 struct DriverState {
     unhealthy: UnhealthyDevices,
     /// What `pools` was derived from.
-    source: Option<(Arc<Published>, TaintedDevices)>,
+    source: Option<Source>,
     pools: BTreeMap<PoolName, Arc<Content>>,
     /// Pools whose name in the API would be too long, with the reason.
     unnameable: BTreeMap<PoolName, String>,
@@ -44,7 +53,15 @@ struct DriverState {
 impl DesiredState {
     pub(super) fn new(names: PoolNames, settings: SliceSettings) -> Self {
         let (drivers, gone_since) = (BTreeMap::new(), BTreeMap::new());
-        Self { names, settings, drivers, gone_since, withdrawn: BTreeSet::new(), new_unhealthy: Vec::new() }
+        Self {
+            names,
+            settings,
+            drivers,
+            gone_since,
+            withdrawn: BTreeSet::new(),
+            failed: FailedDevices::new(),
+            new_unhealthy: Vec::new(),
+        }
     }
 
     /// Returns the desired content of a pool, also of a driver that does not serve now.
@@ -137,14 +154,15 @@ impl DesiredState {
             device: device.clone(),
             message: message.to_owned(),
         }));
-        let unhealthy = state.unhealthy.devices();
-        let is_known = |(known, devices): &(Arc<Published>, TaintedDevices)| {
-            Arc::ptr_eq(known, published) && *devices == unhealthy
+        let failed = self.failed.iter().filter(|(of, ..)| of == driver);
+        let source = Source {
+            published: Arc::clone(published),
+            unhealthy: state.unhealthy.devices(),
+            failed: failed.map(|(_, pool, device)| (pool.clone(), device.clone())).collect(),
         };
-        if !state.source.as_ref().is_some_and(is_known) {
-            let overhead = |pool: &PoolName| self.settings.of_pool(driver, pool);
-            state.derive_pools(&self.names, &published.inventory, &unhealthy, overhead);
-            state.source = Some((Arc::clone(published), unhealthy));
+        if !state.source.as_ref().is_some_and(|known| known.is(&source)) {
+            state.derive_pools(&self.names, &source, |pool| self.settings.of_pool(driver, pool));
+            state.source = Some(source);
         }
         state.unhealthy.next_change()
     }
@@ -167,12 +185,46 @@ impl DesiredState {
 }
 
 impl SliceSettings {
-    /// Returns the overhead of the devices of a pool, by resource.
-    fn of_pool(&self, driver: &DriverName, pool: &PoolName) -> BTreeMap<String, NodeAllocatable> {
+    /// Returns what the operator adds to the devices of a pool.
+    fn of_pool(&self, driver: &DriverName, pool: &PoolName) -> PoolAdditions {
         let is_meant =
             |rule: &&Overhead| rule.driver == *driver && rule.pool.as_ref().is_none_or(|of| of == pool);
         let rules = self.overhead.iter().filter(is_meant);
-        rules.flat_map(|rule| rule.resources.clone()).collect()
+        let overhead = rules.flat_map(|rule| rule.resources.clone()).collect();
+        let binding = self.binding_of(driver, pool).cloned().unwrap_or_default();
+        PoolAdditions { overhead, binding }
+    }
+
+    fn binding_of(&self, driver: &DriverName, pool: &PoolName) -> Option<&BindingConditions> {
+        let is_meant =
+            |rule: &&BindingRule| rule.driver == *driver && rule.pool.as_ref().is_none_or(|of| of == pool);
+        self.binding.iter().rev().find(is_meant).map(|rule| &rule.conditions)
+    }
+
+    /// Whether a scheduler waits for conditions of some published device.
+    pub(crate) fn waits_for_binding(&self, drivers: &DriverSnapshot) -> bool {
+        drivers.serving.iter().any(|(driver, published)| {
+            let mut pools = published.inventory.pools.iter().filter(|(_, pool)| is_published(pool));
+            pools.any(|(name, pool)| {
+                let by_rule = self.binding_of(driver, name).is_some_and(|binding| !binding.is_empty());
+                let by_driver = |device: &Device| {
+                    device.scheduling.as_ref().is_some_and(|added| !added.binding_conditions.is_empty())
+                };
+                (by_rule && !pool.devices.is_empty()) || pool.devices.values().any(by_driver)
+            })
+        })
+    }
+}
+
+/// Of a pool that is an extended resource as well, a scheduler could promise a device twice.
+fn is_published(pool: &Pool) -> bool {
+    pool.extended_resource.is_none()
+}
+
+impl Source {
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.published, &other.published)
+            && (&self.unhealthy, &self.failed) == (&other.unhealthy, &other.failed)
     }
 }
 
@@ -184,14 +236,12 @@ impl DriverState {
     fn derive_pools(
         &mut self,
         names: &PoolNames,
-        inventory: &Inventory,
-        unhealthy: &TaintedDevices,
-        overhead: impl Fn(&PoolName) -> BTreeMap<String, NodeAllocatable>,
+        source: &Source,
+        additions: impl Fn(&PoolName) -> PoolAdditions,
     ) {
         let before = std::mem::take(&mut self.pools);
         self.unnameable.clear();
-        // Of a pool that is an extended resource as well, a scheduler could promise a device twice.
-        for (name, pool) in inventory.pools.iter().filter(|(_, pool)| pool.extended_resource.is_none()) {
+        for (name, pool) in source.published.inventory.pools.iter().filter(|(_, pool)| is_published(pool)) {
             let published = match names.published(name) {
                 Ok(published) => published,
                 Err(error) => {
@@ -199,9 +249,11 @@ impl DriverState {
                     continue;
                 }
             };
-            let of_pool = unhealthy.iter().filter(|((of, _), _)| of == name);
+            let of_pool = source.unhealthy.iter().filter(|((of, _), _)| of == name);
             let unhealthy = of_pool.map(|((_, device), taint)| (device.clone(), taint.clone())).collect();
-            let content = convert::content(pool, &unhealthy, &overhead(name));
+            let failed = source.failed.iter().filter(|(of, _)| of == name);
+            let failed = failed.map(|(_, device)| device.clone()).collect();
+            let content = convert::content(pool, &PoolTaints { unhealthy, failed }, &additions(name));
             let known = before.get(&published).filter(|known| ***known == content);
             let content = known.map_or_else(|| Arc::new(content), Arc::clone);
             self.pools.insert(published, content);

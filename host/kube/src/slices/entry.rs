@@ -11,6 +11,8 @@ use nodedock_model::quantity;
 
 /// Key of the taint of devices that their driver reports unhealthy.
 pub(super) const UNHEALTHY: &str = "nodedock.dev/unhealthy";
+/// Key of the taint of devices that could not be prepared before their pod was bound.
+pub(super) const PREPARE_FAILED: &str = "nodedock.dev/prepare-failed";
 
 /// Fields that hold a quantity, outside of attributes and taints.
 const QUANTITY_FIELDS: [&str; 10] = [

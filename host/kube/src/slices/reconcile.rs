@@ -73,6 +73,7 @@ impl Reconciler {
                     reconciler.observe(event).await;
                 },
                 Ok(()) = reconciler.parts.drivers.changed() => reconciler.derive_at = Some(Instant::now()),
+                Ok(()) = reconciler.parts.failed.changed() => reconciler.derive_at = Some(Instant::now()),
                 Ok(()) = reconciler.node.changed() => reconciler.all_changed(),
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                     reconciler.step().await;
@@ -148,6 +149,7 @@ impl Reconciler {
         let (slices, managed) = (self.store.all(), self.managed());
         let snapshot = self.parts.drivers.borrow_and_update().clone();
         self.snapshot = snapshot.clone();
+        self.desired.failed = self.parts.failed.borrow_and_update().clone();
         self.update_desired(now, |desired| desired.update(&snapshot, &slices, now));
         self.managed().difference(&managed).for_each(|key| self.changed(key));
         let unnameable = self.desired.unnameable(&snapshot);

@@ -12,6 +12,8 @@ use nodedock_model::{DeviceStatus, DriverName, ObjectRef, ReportedDevice};
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct DriverStatus {
     pub(super) claim: ObjectRef,
+    /// Of [`nodedock_model::ClaimStatuses`].
+    pub(super) allocated_ms: u64,
     pub(super) driver: DriverName,
     pub(super) devices: Vec<ReportedDevice>,
 }
@@ -104,7 +106,7 @@ mod tests {
     fn status(claim: &str, devices: Vec<ReportedDevice>) -> DriverStatus {
         let uid = recorded(claim, vec![]).metadata.uid.unwrap();
         let claim = ObjectRef::new("default", "gpu-and-nic", &uid).unwrap();
-        DriverStatus { claim, driver: DriverName::new("gpu.example.com").unwrap(), devices }
+        DriverStatus { claim, allocated_ms: 0, driver: DriverName::new("gpu.example.com").unwrap(), devices }
     }
 
     fn planned(claim: &DynamicObject, status: &DriverStatus, now: &str) -> (Plan, usize) {

@@ -84,7 +84,7 @@ fn reported(claim: &ObjectRef, drivers: &[(&str, &[&str])]) -> Reported {
         },
     };
     let devices = drivers.iter().map(device).collect();
-    [(claim.uid.clone(), ClaimStatuses { claim: claim.clone(), devices })].into()
+    [(claim.uid.clone(), ClaimStatuses { claim: claim.clone(), allocated_ms: 0, devices })].into()
 }
 
 const GPU: &str = "gpu.example.com";

@@ -82,6 +82,7 @@ fn claim(uid: &str) -> DriverClaim {
         share_id: None,
         consumed: Default::default(),
         admin_access: false,
+        binding: Default::default(),
     };
     DriverClaim {
         id: ObjectRef::new("default", &format!("claim-{uid}"), uid).unwrap(),

@@ -2,17 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Checked, at_most, name, non_empty_line, quantity, refuse, shown, twice};
+use super::{Checked, at_most, name, quantity, refuse, shown, twice};
 use crate::bindings::exports::nodedock::driver::scheduling as guest;
-use nodedock_model::limit::{BINDING_CONDITIONS_MAX, COMPATIBILITY_GROUPS_MAX, NODE_ALLOCATABLE_MAX};
+use nodedock_model::limit::{COMPATIBILITY_GROUPS_MAX, NODE_ALLOCATABLE_MAX};
 use nodedock_model::rule::is_node_resource;
 use nodedock_model::{
-    AllocatableMapping, AttributeValue, Device, DeviceName, DeviceScheduling, DriverName, Inventory,
-    NodeAllocatable, Pool, PoolName, PoolScheduling, QualifiedName, SkippedOperations, is_dns_label,
+    AllocatableMapping, AttributeValue, BindingConditions, Device, DeviceName, DeviceScheduling, DriverName,
+    Inventory, NodeAllocatable, Pool, PoolName, PoolScheduling, QualifiedName, SkippedOperations,
+    is_dns_label,
 };
-
-/// Bytes of a condition's type (Kubernetes, `metav1.Condition`).
-const CONDITION_TYPE_BYTES_MAX: usize = 316;
 
 /// Adds to the pools and devices of an inventory; nothing if any addition is refused.
 pub(in super::super) fn add_scheduling(
@@ -64,25 +62,20 @@ fn device_scheduling(device: &Device, added: guest::DeviceScheduling) -> Checked
             return refuse(format!("counter set {} occurs twice", shown(&set)));
         }
     }
+    let binding = BindingConditions {
+        conditions: added.binding_conditions,
+        failures: added.binding_failure_conditions,
+    };
+    if let Err(error) = binding.check() {
+        return refuse(error.to_string());
+    }
     Ok(DeviceScheduling {
         binds_to_node: added.binds_to_node,
-        binding_conditions: conditions("binding conditions", added.binding_conditions)?,
-        binding_failure_conditions: conditions(
-            "binding failure conditions",
-            added.binding_failure_conditions,
-        )?,
+        binding_conditions: binding.conditions,
+        binding_failure_conditions: binding.failures,
         node_allocatable,
         compatibility,
     })
-}
-
-fn conditions(what: &str, types: Vec<String>) -> Checked<Vec<String>> {
-    at_most(what, types.len(), BINDING_CONDITIONS_MAX)?;
-    if let Some(again) = twice(types.iter().map(String::as_str)) {
-        return refuse(format!("{what}: {} occurs twice", shown(again)));
-    }
-    let condition = |text| non_empty_line(what, text, CONDITION_TYPE_BYTES_MAX);
-    types.into_iter().map(condition).collect()
 }
 
 fn allocatable(device: &Device, entry: guest::NodeAllocatable) -> Checked<NodeAllocatable> {

@@ -144,6 +144,7 @@ fn asked() -> DriverClaim {
             share_id: None,
             consumed: BTreeMap::new(),
             admin_access: false,
+            binding: Default::default(),
         }],
         configs: Vec::new(),
         annotations: BTreeMap::new(),
@@ -475,7 +476,8 @@ fn additions_that_do_not_fit_the_inventory_are_refused_with_their_place() {
         (twice, "occurs twice"),
         (device(&|added| added.binding_conditions = vec!["A".into(); 5]), "5 binding conditions, at most 4"),
         (device(&|added| added.binding_conditions = vec!["A".into(); 2]), "occurs twice"),
-        (device(&|added| added.binding_failure_conditions = vec![String::new()]), "is empty"),
+        (device(&|added| added.binding_failure_conditions = vec![String::new()]), "\"\" is no type"),
+        (device(&|added| added.binding_conditions = vec!["A".into()]), "need failure conditions"),
         (
             device(&|added| added.node_allocatable = vec![allocatable("example.com/gpu", None)]),
             "hugepages-SIZE",

@@ -81,6 +81,7 @@ fn asked() -> DriverClaim {
         share_id: share_id.map(str::to_owned),
         consumed: Default::default(),
         admin_access: false,
+        binding: Default::default(),
     };
     DriverClaim {
         id: ObjectRef::new("ml", "train", "0b1f-5.c_3").expect(PLAIN),

@@ -117,6 +117,7 @@ fn claim() -> DriverClaim {
         share_id: None,
         consumed: BTreeMap::new(),
         admin_access: false,
+        binding: Default::default(),
     };
     DriverClaim { devices: vec![device], ..a_claim(UID) }
 }

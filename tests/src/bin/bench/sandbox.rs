@@ -48,6 +48,7 @@ async fn calls(size: Size, table: &mut Table) {
             share_id: None,
             consumed: Default::default(),
             admin_access: false,
+            binding: Default::default(),
         }],
         configs: Vec::new(),
         annotations: Default::default(),

@@ -17,7 +17,7 @@ pub(super) struct Selector {
 /// Fields beside `metadata.name` and `metadata.namespace`.
 fn fields(resource: &Resource) -> &'static [&'static str] {
     match resource.plural {
-        "pods" => &["spec.nodeName", "status.phase"],
+        "pods" => &["spec.nodeName", "status.nominatedNodeName", "status.phase"],
         "resourceslices" => &["spec.nodeName", "spec.driver"],
         _ => &[],
     }

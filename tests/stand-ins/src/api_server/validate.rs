@@ -11,6 +11,7 @@ const DEVICES_WITH_EXTRAS: usize = 64;
 const ATTRIBUTES_AND_CAPACITIES: usize = 32;
 const TAINTS: usize = 16;
 const COUNTER_SETS: usize = 8;
+const BINDING_CONDITIONS: usize = 4;
 const NOTE_BYTES: usize = 1024;
 const NOT_A_LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start \
      and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is \
@@ -158,6 +159,16 @@ fn device(path: &str, device: &Value) -> Vec<Cause> {
         causes.push(Cause::required(format!("{path}.name"), ""));
     } else if name.len() > 63 || !is_label(name) {
         causes.push(Cause::invalid(format!("{path}.name"), &device["name"], NOT_A_LABEL));
+    }
+    let (conditions, failures) = ("bindingConditions", "bindingFailureConditions");
+    for (list, other) in [(conditions, failures), (failures, conditions)] {
+        let (field, given) = (format!("{path}.{list}"), self::list(device, list));
+        if given.len() > BINDING_CONDITIONS {
+            causes.push(Cause::too_many(field, given.len(), BINDING_CONDITIONS));
+        } else if given.is_empty() && !self::list(device, other).is_empty() {
+            let why = format!("{list} are required to use {other}");
+            causes.push(Cause::invalid(field, json!([]), &why));
+        }
     }
     let count = |key: &str| device[key].as_object().map_or(0, serde_json::Map::len);
     let both = count("attributes") + count("capacity");

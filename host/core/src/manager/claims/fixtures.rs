@@ -37,6 +37,7 @@ pub(crate) fn device(text: &str) -> AllocatedDevice {
         share_id: share.map(str::to_owned),
         consumed: Default::default(),
         admin_access,
+        binding: Default::default(),
     }
 }
 

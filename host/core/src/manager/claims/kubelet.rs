@@ -9,6 +9,8 @@
 //! - A prepare of a part that is leaving waits for it, as a prepare of a whole claim does.
 //! - The claim is read from its source for each prepare. If the source is unreachable, the cached claim is used, since an allocation is final. If the
 //!   source says that the claim is gone or another one, that is final. An unprepare needs no source.
+//! - A claim for which a scheduler waits is prepared early, before a kubelet knows it. The kubelet's own request then finds it prepared. Until then
+//!   `unprepare_early` releases it.
 //! - The reconciler reports claims whose pods or objects are gone; the manager then unprepares them for the kubelet.
 
 use std::collections::BTreeMap;
@@ -23,8 +25,8 @@ use super::source::check_bounds;
 use crate::cdi;
 use crate::manager::{Manager, interrupted};
 use nodedock_model::{
-    Claim, ClaimRecord, ClaimStatuses, DriverName, KubeletClaim, KubeletDevice, ObjectRef,
-    PreparedForKubelet, Problem, ProblemCode, ReportedDevice, Uid,
+    BindingConditions, Claim, ClaimRecord, ClaimStatuses, Condition, DeviceStatus, DriverName, KubeletClaim,
+    KubeletDevice, ObjectRef, PreparedDevice, PreparedForKubelet, Problem, ProblemCode, ReportedDevice, Uid,
 };
 
 /// Deadline of reading a claim for a kubelet, which waits 45 s for a prepare: after it the cached claim is used, or the kubelet retries.
@@ -54,7 +56,7 @@ impl Manager {
         claim: &ObjectRef,
         request_id: Arc<str>,
     ) -> Result<Vec<KubeletDevice>, Problem> {
-        Ok(self.prepare_part(driver, claim.clone(), None, request_id).await?.devices)
+        Ok(self.prepare_part(driver, PartOf::Named(claim.clone()), request_id).await?.devices)
     }
 
     /// The same for a claim that no API server knows, such as one for devices that a kubelet allocates through a device plugin.
@@ -65,21 +67,30 @@ impl Manager {
         claim: Claim,
         request_id: Arc<str>,
     ) -> Result<PreparedForKubelet, Problem> {
-        self.prepare_part(driver, claim.id.clone(), Some(claim), request_id).await
+        self.prepare_part(driver, PartOf::Given(claim), request_id).await
     }
 
-    /// `given`: the claim, if it came with the request.
+    /// Prepares one driver's part of a claim of the API server that no kubelet has requested yet. `claim` was read a moment ago. Not
+    /// cancelled when the future is dropped.
+    pub async fn prepare_early(
+        self: &Arc<Self>,
+        driver: &DriverName,
+        claim: Claim,
+        request_id: Arc<str>,
+    ) -> Result<(), Problem> {
+        self.prepare_part(driver, PartOf::Early(claim), request_id).await.map(drop)
+    }
+
     async fn prepare_part(
         self: &Arc<Self>,
         driver: &DriverName,
-        id: ObjectRef,
-        given: Option<Claim>,
+        claim: PartOf,
         request_id: Arc<str>,
     ) -> Result<PreparedForKubelet, Problem> {
         let driver = driver.clone();
         let work = |manager: Arc<Self>| async move {
             let started = Instant::now();
-            let outcome = manager.prepare_locked_part(&driver, &id, given, request_id).await;
+            let outcome = manager.prepare_locked_part(&driver, claim, request_id).await;
             manager.claim_metrics.observe(PREPARE, started, outcome.is_err());
             outcome
         };
@@ -89,17 +100,21 @@ impl Manager {
     async fn prepare_locked_part(
         &self,
         driver: &DriverName,
-        id: &ObjectRef,
-        given: Option<Claim>,
+        claim: PartOf,
         request_id: Arc<str>,
     ) -> Result<PreparedForKubelet, Problem> {
         // Also while it waits for a device: an unprepare that comes meanwhile has to find what this request takes.
-        let _part = self.part_locks.take([(id.uid.clone(), driver.clone())]).await;
-        self.kubelet_requests.lock().note(&id.uid);
-        let holder = Holder::Kubelet { driver, given: given.is_some() };
-        let claim = match given {
-            Some(claim) => claim,
-            None => self.claim_for_kubelet(driver, id).await?,
+        let _part = self.part_locks.take([(claim.id().uid.clone(), driver.clone())]).await;
+        let (holder, claim) = match claim {
+            PartOf::Named(id) => {
+                self.kubelet_requests.lock().note(&id.uid);
+                (Holder::Kubelet { driver, given: false }, self.claim_for_kubelet(driver, &id).await?)
+            }
+            PartOf::Given(claim) => {
+                self.kubelet_requests.lock().note(&claim.id.uid);
+                (Holder::Kubelet { driver, given: true }, claim)
+            }
+            PartOf::Early(claim) => (Holder::Early { driver }, claim),
         };
         check_bounds(&claim)?;
         let allocation = machine::admit_for_kubelet(&claim, &self.settings.node.name)?;
@@ -163,16 +178,36 @@ impl Manager {
         seen: &KubeletClaim,
         why: &str,
     ) -> Result<(), Problem> {
-        let (seen, uid, why) = (seen.clone(), seen.claim.uid.clone(), why.to_owned());
+        self.unprepare_parts(&seen.claim.uid, why, Some(seen.clone())).await
+    }
+
+    /// The same for a claim that was prepared early. Does nothing once a kubelet has requested it.
+    pub async fn unprepare_early(self: &Arc<Self>, claim: &Uid, why: &str) -> Result<(), Problem> {
+        self.unprepare_parts(claim, why, None).await
+    }
+
+    /// `seen`: the claim as a kubelet held it. `None`: it was prepared early.
+    async fn unprepare_parts(
+        self: &Arc<Self>,
+        claim: &Uid,
+        why: &str,
+        seen: Option<KubeletClaim>,
+    ) -> Result<(), Problem> {
+        let (uid, why) = (claim.clone(), why.to_owned());
         let work = |manager: Arc<Self>| async move {
             let record = manager.table().claim(uid.as_str()).cloned();
             let drivers: Vec<_> = record.iter().flat_map(|record| record.drivers.keys()).cloned().collect();
             let parts = drivers.iter().map(|driver| (uid.clone(), driver.clone()));
             let _parts = manager.part_locks.take(parts).await;
-            if manager.claim_held_for_kubelet(&uid).is_some_and(|now| now != seen) {
+            if let Some(seen) = &seen
+                && manager.claim_held_for_kubelet(&uid).is_some_and(|now| now != *seen)
+            {
                 return Err(used_again(&seen.claim));
             }
-            let by = UnprepareRequest::Kubelet { driver: None, cause: &why };
+            let by = match seen {
+                None => UnprepareRequest::Early { cause: &why },
+                Some(_) => UnprepareRequest::Kubelet { driver: None, cause: &why },
+            };
             let end = manager.unprepare_one_claim(&uid, by, format!("unprepare-{uid}").into()).await;
             drivers.iter().for_each(|driver| manager.prepare_retries.lock().clear(&uid, driver));
             end
@@ -212,6 +247,25 @@ impl Manager {
     }
 }
 
+/// The claim of a request for one driver's part.
+enum PartOf {
+    /// By a kubelet, which gives the claim's name.
+    Named(ObjectRef),
+    /// By a kubelet's device manager: there is no object.
+    Given(Claim),
+    /// Before a kubelet knows it.
+    Early(Claim),
+}
+
+impl PartOf {
+    fn id(&self) -> &ObjectRef {
+        match self {
+            Self::Named(id) => id,
+            Self::Given(claim) | Self::Early(claim) => &claim.id,
+        }
+    }
+}
+
 /// What a kubelet is answered for a driver's part.
 fn answer(record: &ClaimRecord, driver: &DriverName) -> Option<PreparedForKubelet> {
     let prepared = record.drivers.get(driver)?.current()?;
@@ -231,12 +285,36 @@ fn kubelet_claim(record: &ClaimRecord, requests: &KubeletRequests) -> Option<Kub
     let hold = record.kubelet.as_ref().filter(|hold| !hold.given && !drivers.is_empty())?;
     let (claim, consumers) = (record.id.clone(), hold.consumers.clone());
     let last_request = requests.last.get(&claim.uid).copied();
-    Some(KubeletClaim { claim, drivers, consumers, since_ms: hold.since_ms, last_request })
+    let (since_ms, early) = (hold.since_ms, hold.early);
+    Some(KubeletClaim { claim, drivers, consumers, since_ms, last_request, early })
 }
 
 fn has_status(record: &ClaimRecord) -> bool {
     let prepared = record.drivers.values().filter_map(|part| part.prepared.as_ref());
-    prepared.flat_map(|prepared| &prepared.devices).any(|device| device.status.is_some())
+    let mut devices = prepared.flat_map(|prepared| &prepared.devices);
+    devices.any(|device| device.status.is_some())
+        || record.allocation.devices.iter().any(|device| !device.binding.is_empty())
+}
+
+/// What is published of a prepared device: what its driver reported, and the condition of the host, if a scheduler waits for it.
+fn status_of(record: &ClaimRecord, driver: &DriverName, device: &PreparedDevice) -> Option<DeviceStatus> {
+    let mut allocated = record.allocation.of_driver(driver);
+    let allocated = allocated.find(|known| {
+        (&known.pool, &known.device, &known.share_id) == (&device.pool, &device.device, &device.share_id)
+    });
+    let is_prepared = |kind: &str| kind == BindingConditions::PREPARED;
+    let is_awaited =
+        allocated.is_some_and(|known| known.binding.conditions.iter().any(|kind| is_prepared(kind)));
+    let reported = device.status.iter().flat_map(|status| &status.conditions);
+    if !is_awaited || reported.map(|condition| condition.kind.as_str()).any(is_prepared) {
+        return device.status.clone();
+    }
+    let mut status = device.status.clone().unwrap_or_default();
+    let (reason, message) = ("Prepared".to_owned(), "the device is prepared on its node".to_owned());
+    let kind = BindingConditions::PREPARED.to_owned();
+    // Of too many conditions the first are published.
+    status.conditions.insert(0, Condition { kind, status: Some(true), reason, message });
+    Some(status)
 }
 
 fn statuses(record: &ClaimRecord) -> Option<ClaimStatuses> {
@@ -250,13 +328,13 @@ fn statuses(record: &ClaimRecord) -> Option<ClaimStatuses> {
                 pool: device.pool.clone(),
                 device: device.device.clone(),
                 share_id: device.share_id.clone(),
-                status: device.status.clone()?,
+                status: status_of(record, driver, device)?,
             })
         });
         reported.collect::<Vec<_>>()
     });
     let devices: Vec<_> = devices.collect();
-    (!devices.is_empty()).then(|| ClaimStatuses { claim: record.id.clone(), devices })
+    (!devices.is_empty()).then(|| ClaimStatuses { claim: record.id.clone(), allocated_ms: 0, devices })
 }
 
 fn no_claim(wanted: &ObjectRef) -> Problem {

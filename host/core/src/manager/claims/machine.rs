@@ -13,9 +13,9 @@ use tokio::time::Instant;
 use super::table::ClaimTable;
 use super::{name_few, overlap};
 use nodedock_model::{
-    Allocation, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory, KubeletHold,
-    ObjectName, ObjectRef, PodContainer, PodRecord, PreparedBy, PreparedClaim, Problem, ProblemCode,
-    ProblemKind, Transition, Uid,
+    Allocation, BindingConditions, Claim, ClaimRecord, ClaimState, DriverName, DriverPart, Hold, Inventory,
+    KubeletHold, ObjectName, ObjectRef, PodContainer, PodRecord, PreparedBy, PreparedClaim, Problem,
+    ProblemCode, ProblemKind, Transition, Uid,
 };
 
 use holds::holds_of;
@@ -33,6 +33,8 @@ pub enum Holder<'a> {
     Pod(&'a ObjectRef),
     /// The part of one driver. `given`: the claim is no object of the API server.
     Kubelet { driver: &'a DriverName, given: bool },
+    /// The part of one driver, for a kubelet that does not know the claim yet: a scheduler waits for the device.
+    Early { driver: &'a DriverName },
 }
 
 impl<'a> Holder<'a> {
@@ -42,7 +44,10 @@ impl<'a> Holder<'a> {
 
     /// The driver whose part is requested. None: all parts.
     pub fn part(self) -> Option<&'a DriverName> {
-        if let Self::Kubelet { driver, .. } = self { Some(driver) } else { None }
+        match self {
+            Self::Pod(_) => None,
+            Self::Kubelet { driver, .. } | Self::Early { driver } => Some(driver),
+        }
     }
 }
 
@@ -51,6 +56,7 @@ impl fmt::Display for Holder<'_> {
         match self {
             Self::Pod(pod) => write!(f, "pod {pod}"),
             Self::Kubelet { driver, .. } => write!(f, "kubelet, driver {driver}"),
+            Self::Early { driver } => write!(f, "before the pod is bound, driver {driver}"),
         }
     }
 }
@@ -73,7 +79,7 @@ impl PrepareRequest<'_> {
     fn drivers(&self) -> BTreeSet<&DriverName> {
         match self.holder {
             Holder::Pod(_) => self.allocation.drivers(),
-            Holder::Kubelet { driver, .. } => BTreeSet::from([driver]),
+            Holder::Kubelet { driver, .. } | Holder::Early { driver } => BTreeSet::from([driver]),
         }
     }
 
@@ -163,13 +169,20 @@ pub fn prepare(table: &ClaimTable, request: &PrepareRequest<'_>) -> PrepareStep 
     }
 }
 
-/// Whether the allocation is unchanged. A record that was rebuilt from CDI files has only the devices of the drivers that had files.
+/// Whether the allocation is unchanged. A record that was rebuilt from CDI files has only the devices of the drivers that had files, and
+/// one of an older release has no binding conditions.
 fn is_same(known: &Allocation, wanted: &Allocation) -> bool {
     let is_rest = || {
         let is_same = |driver: &DriverName| known.of_driver(driver).eq(wanted.of_driver(driver));
         known.configs.is_empty() && known.node_name.is_none() && known.drivers().into_iter().all(is_same)
     };
-    known == wanted || is_rest()
+    known == wanted || is_rest() || *known == without_binding(wanted)
+}
+
+fn without_binding(allocation: &Allocation) -> Allocation {
+    let mut allocation = allocation.clone();
+    allocation.devices.iter_mut().for_each(|device| device.binding = BindingConditions::default());
+    allocation
 }
 
 /// Completes a record that was rebuilt, from the claim's source.
@@ -190,7 +203,7 @@ fn is_good(known: &ClaimRecord, request: &PrepareRequest<'_>) -> bool {
     let is_current = |driver: &DriverName| known.drivers.get(driver).is_some_and(|p| p.current().is_some());
     let is_whole = match request.holder {
         Holder::Pod(_) => known.state == ClaimState::Prepared,
-        Holder::Kubelet { .. } => true,
+        Holder::Kubelet { .. } | Holder::Early { .. } => true,
     };
     let mut wanted = request.drivers().into_iter();
     is_whole
@@ -219,6 +232,17 @@ fn hold(record: &mut ClaimRecord, request: &PrepareRequest<'_>) -> bool {
             let held = record.kubelet.get_or_insert_with(first);
             held.consumers.clone_from(&request.claim.reserved_for);
             held.given = given;
+            let was_early = std::mem::replace(&mut held.early, false);
+            let part = record.drivers.entry(driver.clone()).or_default();
+            !std::mem::replace(&mut part.kubelet, true) || was_early
+        }
+        Holder::Early { driver } => {
+            if !record.is_held_by_kubelet() {
+                record.kubelet = None;
+            }
+            let first = || KubeletHold { since_ms: request.now_ms, early: true, ..KubeletHold::default() };
+            let held = record.kubelet.get_or_insert_with(first);
+            held.consumers.clone_from(&request.claim.reserved_for);
             let part = record.drivers.entry(driver.clone()).or_default();
             !std::mem::replace(&mut part.kubelet, true)
         }

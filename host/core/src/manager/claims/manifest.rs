@@ -16,8 +16,9 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use nodedock_model::{
-    AllocatedDevice, Allocation, Claim, ClaimReference, Consumer, ContainerClaim, ContainerKind, DeviceName,
-    DriverName, NameError, ObjectName, ObjectRef, OpaqueConfig, PodContainer, PodRequest, PoolName, Uid,
+    AllocatedDevice, Allocation, BindingConditions, Claim, ClaimReference, Consumer, ContainerClaim,
+    ContainerKind, DeviceName, DriverName, NameError, ObjectName, ObjectRef, OpaqueConfig, PodContainer,
+    PodRequest, PoolName, Uid,
 };
 
 /// A claims file or a command's input file.
@@ -206,6 +207,13 @@ fn allocated(
     context: &Context,
 ) -> Result<AllocatedDevice, ManifestError> {
     let consumed = result.consumed_capacity.clone().unwrap_or_default();
+    let binding = BindingConditions {
+        conditions: result.binding_conditions.clone().unwrap_or_default(),
+        failures: result.binding_failure_conditions.clone().unwrap_or_default(),
+    };
+    binding.check().map_err(|error| {
+        context.shape(&format!("status.allocation.devices.results[] of device {}: {error}", result.device))
+    })?;
     Ok(AllocatedDevice {
         request: result.request.clone(),
         driver: context
@@ -216,6 +224,7 @@ fn allocated(
         share_id: result.share_id.clone(),
         consumed: consumed.into_iter().map(|(name, quantity)| (name, quantity.0)).collect(),
         admin_access: result.admin_access.unwrap_or(false),
+        binding,
     })
 }
 

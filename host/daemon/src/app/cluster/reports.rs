@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio::sync::watch;
+
 use nodedock_base::changes::Changes;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::Manager;
@@ -9,7 +11,7 @@ use nodedock_kube::claims::ApiClaims;
 use nodedock_kube::pools::NodePools;
 use nodedock_kube::reconcile::Reconcile;
 use nodedock_kube::status::{Reported, Statuses};
-use nodedock_model::{ChangedKind, ClaimStatuses};
+use nodedock_model::{ChangedKind, ClaimStatuses, ReportedDevice};
 
 /// Reports to the cache of the API server's claims which of them are prepared here, and wakes the reconcile when one was lost.
 pub(super) async fn report_prepared(
@@ -39,32 +41,100 @@ pub(super) async fn report_prepared(
     }
 }
 
-/// Reports to the writer of statuses what drivers report of claims' devices, until the tasks stop.
+/// Reports to the writer of statuses what drivers report of claims' devices, and `early` what is known of claims for which a scheduler
+/// waits, until the tasks stop.
 pub(super) async fn report_statuses(
     claims: Arc<Manager>,
     pools: NodePools,
+    mut early: watch::Receiver<Reported>,
     statuses: Statuses,
     tasks: Tasks,
 ) {
     let mut changes = claims.device_status_changes();
     loop {
         changes.mark_unchanged();
-        statuses.set(reported(&claims, &pools));
+        let mut reported = with_early(reported(&claims), &early.borrow_and_update());
+        for device in reported.values_mut().flat_map(|statuses| &mut statuses.devices) {
+            device.pool = pools.published(&device.driver, &device.pool);
+        }
+        statuses.set(reported);
         tokio::select! {
             () = tasks.stopped() => return,
             // A change that is missed here is seen in the next round.
             changed = changes.changed() => if changed.is_err() { return },
+            Ok(()) = early.changed() => {}
         }
     }
 }
 
-/// What drivers report of each prepared claim, by the names of pools that the API server has; of some nothing.
-fn reported(claims: &Manager, pools: &NodePools) -> Reported {
+/// What drivers report of each prepared claim; of some nothing.
+fn reported(claims: &Manager) -> Reported {
     let prepared = claims.held_for_kubelet().into_iter();
-    let prepared = prepared.map(|held| ClaimStatuses { claim: held.claim, devices: Vec::new() });
-    let mut all: Vec<_> = prepared.chain(claims.device_statuses()).collect();
-    for device in all.iter_mut().flat_map(|statuses| &mut statuses.devices) {
-        device.pool = pools.published(&device.driver, &device.pool);
+    let prepared =
+        prepared.map(|held| ClaimStatuses { claim: held.claim, allocated_ms: 0, devices: Vec::new() });
+    let all = prepared.chain(claims.device_statuses());
+    all.map(|statuses| (statuses.claim.uid.clone(), statuses)).collect()
+}
+
+/// Adds the times of allocations, and the failures of devices. A device may have both a failure and what its driver reported.
+fn with_early(mut reported: Reported, early: &Reported) -> Reported {
+    for (uid, early) in early {
+        let none = || ClaimStatuses { devices: Vec::new(), ..early.clone() };
+        let known = reported.entry(uid.clone()).or_insert_with(none);
+        known.allocated_ms = early.allocated_ms;
+        for failed in &early.devices {
+            let key = |device: &ReportedDevice| {
+                let ReportedDevice { driver, pool, device, share_id, .. } = device.clone();
+                (driver, pool, device, share_id)
+            };
+            match known.devices.iter_mut().find(|device| key(device) == key(failed)) {
+                // Of too many conditions the first are published.
+                Some(device) => drop(device.status.conditions.splice(0..0, failed.status.conditions.clone())),
+                None => known.devices.push(failed.clone()),
+            }
+        }
     }
-    all.into_iter().map(|statuses| (statuses.claim.uid.clone(), statuses)).collect()
+    reported
+}
+
+#[cfg(test)]
+mod tests {
+    use nodedock_model::{Condition, DeviceName, DeviceStatus, DriverName, ObjectRef, PoolName};
+
+    use super::*;
+
+    fn statuses(claim: &str, allocated_ms: u64, devices: &[(&str, &str)]) -> Reported {
+        let claim = ObjectRef::new("default", claim, &format!("uid-{claim}")).unwrap();
+        let device = |(device, kind): &(&str, &str)| {
+            let (reason, message) = ("Some".to_owned(), String::new());
+            let condition = Condition { kind: (*kind).to_owned(), status: Some(true), reason, message };
+            ReportedDevice {
+                driver: DriverName::new("gpu.example.com").unwrap(),
+                pool: PoolName::new("gpus").unwrap(),
+                device: DeviceName::new(*device).unwrap(),
+                share_id: None,
+                status: DeviceStatus { conditions: vec![condition], ..DeviceStatus::default() },
+            }
+        };
+        let devices = devices.iter().map(device).collect();
+        [(claim.uid.clone(), ClaimStatuses { claim, allocated_ms, devices })].into()
+    }
+
+    #[test]
+    fn a_failure_is_reported_beside_what_the_driver_reported() {
+        let reported = statuses("one", 0, &[("gpu-0", "Ready")]);
+        let early = statuses("one", 7, &[("gpu-0", "Failed"), ("gpu-1", "Failed")]);
+        let both = with_early(reported, &early);
+        let known = both.values().next().unwrap();
+        let types = |index: usize| {
+            let conditions = known.devices[index].status.conditions.iter();
+            conditions.map(|condition| condition.kind.as_str()).collect::<Vec<_>>()
+        };
+        assert_eq!((known.allocated_ms, known.devices.len()), (7, 2));
+        assert_eq!((types(0), types(1)), (vec!["Failed", "Ready"], vec!["Failed"]));
+        // Of a claim that is not prepared only the failure is known; one without a failure is named as well.
+        assert_eq!(with_early(Reported::new(), &early), early);
+        let none = statuses("two", 9, &[]);
+        assert_eq!(with_early(Reported::new(), &none), none);
+    }
 }

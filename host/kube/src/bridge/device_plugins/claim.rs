@@ -68,6 +68,7 @@ fn device(driver: &DriverName, id: &str) -> Result<AllocatedDevice, Problem> {
         share_id: None,
         consumed: BTreeMap::new(),
         admin_access: false,
+        binding: Default::default(),
     })
 }
 

@@ -10,7 +10,9 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep};
 
 use super::super::report::{Outcome, WRITES};
-use super::super::{DriverSnapshot, SliceParts, SliceReport, SliceSettings, start, watch_slices};
+use super::super::{
+    DriverSnapshot, FailedDevices, SliceParts, SliceReport, SliceSettings, start, watch_slices,
+};
 use super::*;
 use crate::client::tests::over;
 use crate::facts::Facts;
@@ -73,6 +75,7 @@ pub(super) struct Daemon {
     pub(super) report: SliceReport,
     /// Messages of devices that became unhealthy.
     pub(super) unhealthy: Arc<Mutex<Vec<String>>>,
+    pub(super) failed: watch::Sender<FailedDevices>,
     tasks: Tasks,
 }
 
@@ -106,6 +109,7 @@ impl Daemon {
         let (kube, node_name, (drivers, snapshots)) = (over(server), node().name, watch::channel(drivers));
         let (conditions, report, tasks) = (Conditions::default(), SliceReport::default(), Tasks::new());
         let facts = Facts::start(&tasks, &kube, node_name.clone(), Conditions::default());
+        let failed = watch::Sender::default();
         let unhealthy = Arc::<Mutex<Vec<String>>>::default();
         let messages = unhealthy.clone();
         let events = watch_slices(&kube, &node_name);
@@ -117,12 +121,13 @@ impl Daemon {
             names: PoolNames { node: ObjectName::new(node_of_pools).unwrap() },
             on_unhealthy: Arc::new(move |device| messages.lock().push(device.message.clone())),
             settings: SliceSettings { evict_after, ..SliceSettings::default() },
+            failed: failed.subscribe(),
             conditions: conditions.clone(),
             report: report.clone(),
             tasks: tasks.clone(),
         };
         start(parts, events);
-        Self { drivers, facts, conditions, report, unhealthy, tasks }
+        Self { drivers, facts, conditions, report, unhealthy, failed, tasks }
     }
 
     pub(super) fn serve(&self, published: Published) {
@@ -406,4 +411,26 @@ async fn a_name_that_is_too_long_is_a_condition_until_its_pool_or_driver_is_gone
         pass(5).await;
         assert_eq!(daemon.codes(), codes);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_device_that_could_not_be_prepared_is_tainted_until_it_is_taken_from_the_list() {
+    let had = published(&[("p", &devices(2))]);
+    let (server, daemon) = publishing(&had).await;
+    let tainted = || {
+        let slices = server.look(|state| state.slices(GPU).into_iter().cloned().collect::<Vec<_>>());
+        let devices = slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().unwrap().clone());
+        let tainted = devices.filter(|device| device["taints"][0]["key"] == "nodedock.dev/prepare-failed");
+        tainted.map(|device| device["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let device = had.inventory.pools.values().flat_map(|pool| pool.devices.keys()).next().unwrap().clone();
+    let pool = had.inventory.pools.keys().next().unwrap().clone();
+    let other = (driver("other.example.com"), pool.clone(), device.clone());
+    daemon.failed.send_replace([(driver(GPU), pool, device.clone()), other].into());
+    pass(5).await;
+    assert_eq!(tainted(), [device.to_string()]);
+    daemon.failed.send_replace(FailedDevices::new());
+    pass(5).await;
+    assert!(tainted().is_empty() && is_there(&server, &had));
+    daemon.stop().await;
 }

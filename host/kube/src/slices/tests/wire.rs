@@ -7,6 +7,7 @@ use nodedock_stand_ins::api_server::ApiServer;
 use serde_json::{Value, json};
 
 use super::super::api::SliceApi;
+use super::super::convert::{PoolAdditions, PoolTaints};
 use super::super::diff::CounterPlacement;
 use super::super::entry::Entry;
 use super::super::health::UnhealthyTaint;
@@ -15,8 +16,8 @@ use super::*;
 use crate::client::ErrorKind;
 use crate::client::tests::over;
 use nodedock_model::{
-    AllocatableMapping, AttributeValue, Capacity, CapacityChoice, CapacityPolicy, CounterSet,
-    DeviceScheduling, NodeAllocatable, PoolScheduling, QualifiedName, SkippedOperations,
+    AllocatableMapping, AttributeValue, BindingConditions, Capacity, CapacityChoice, CapacityPolicy,
+    CounterSet, DeviceScheduling, NodeAllocatable, PoolScheduling, QualifiedName, SkippedOperations,
 };
 
 fn name(text: &str) -> QualifiedName {
@@ -66,7 +67,8 @@ fn read(object: &Value) -> Result<Slice, serde_json::Error> {
 fn a_device_is_written_as_the_api_has_it() {
     let unhealthy =
         BTreeMap::from([(device_name(0), UnhealthyTaint { value: "too-hot".to_owned(), evicts: false })]);
-    let content = super::super::convert::content(&full(), &unhealthy, &BTreeMap::new());
+    let taints = PoolTaints { unhealthy, ..PoolTaints::default() };
+    let content = super::super::convert::content(&full(), &taints, &PoolAdditions::default());
     let expected = json!({
         "name": "d0000",
         "attributes": {
@@ -338,10 +340,65 @@ fn an_operators_overhead_is_published_where_the_driver_has_none() {
             NodeAllocatable { per_container: Some("1Gi".to_owned()), ..NodeAllocatable::default() },
         ),
     ]);
-    let content = super::super::convert::content(&pool, &BTreeMap::new(), &overhead);
+    let additions = PoolAdditions { overhead, ..PoolAdditions::default() };
+    let content = super::super::convert::content(&pool, &PoolTaints::default(), &additions);
     let spec = serde_json::to_value(spec(content)).unwrap();
     let resources = |index: usize| spec["devices"][index]["nodeAllocatableResources"].clone();
     let memory = json!({ "overhead": { "perContainer": "1Gi" } });
     assert_eq!(resources(0), json!({ "cpu": { "overhead": { "perPod": "2" } }, "memory": memory }));
     assert_eq!(resources(1), json!({ "cpu": { "overhead": { "perPod": "3" } }, "memory": memory }));
+}
+
+#[test]
+fn an_operators_binding_conditions_are_published_where_the_driver_has_none() {
+    let list = |types: &[&str]| types.iter().map(|kind| (*kind).to_owned()).collect::<Vec<_>>();
+    let scheduling = DeviceScheduling {
+        binding_conditions: list(&["example.com/attached"]),
+        binding_failure_conditions: list(&["example.com/failed"]),
+        ..DeviceScheduling::default()
+    };
+    let with = Device { scheduling: Some(Box::new(scheduling)), ..Device::default() };
+    let devices = [(device_name(0), Device::default()), (device_name(1), with)].into();
+    let pool = Pool { devices, ..Pool::default() };
+    let binding = BindingConditions {
+        conditions: list(&[BindingConditions::PREPARED]),
+        failures: list(&[BindingConditions::PREPARE_FAILED]),
+    };
+    let additions = PoolAdditions { binding, ..PoolAdditions::default() };
+    let content = super::super::convert::content(&pool, &PoolTaints::default(), &additions);
+    let spec = serde_json::to_value(spec(content)).unwrap();
+    let conditions = |index: usize| {
+        let device = &spec["devices"][index];
+        (device["bindingConditions"].clone(), device["bindingFailureConditions"].clone())
+    };
+    assert_eq!(conditions(0), (json!(["nodedock.dev/prepared"]), json!(["nodedock.dev/prepare-failed"])));
+    assert_eq!(conditions(1), (json!(["example.com/attached"]), json!(["example.com/failed"])));
+}
+
+#[test]
+fn a_device_that_could_not_be_prepared_has_a_taint_beside_others() {
+    let taint = |key: &str| Taint { key: key.to_owned(), value: String::new(), effect: TaintEffect::None };
+    let many = (0..16).map(|index| taint(&format!("t{index}"))).collect();
+    let devices = [
+        (device_name(0), Device { taints: vec![taint("t")], ..Device::default() }),
+        (device_name(1), Device { taints: many, ..Device::default() }),
+        (device_name(2), Device { taints: vec![taint("nodedock.dev/prepare-failed")], ..Device::default() }),
+        (device_name(3), Device::default()),
+    ];
+    let pool = Pool { devices: devices.into(), ..Pool::default() };
+    let unhealthy = UnhealthyTaint { value: String::new(), evicts: false };
+    let taints = PoolTaints {
+        unhealthy: [(device_name(0), unhealthy)].into(),
+        failed: (0..3).map(device_name).collect(),
+    };
+    let content = super::super::convert::content(&pool, &taints, &PoolAdditions::default());
+    let spec = serde_json::to_value(spec(content)).unwrap();
+    let keys = |index: usize| {
+        let taints = spec["devices"][index]["taints"].as_array().cloned().unwrap_or_default();
+        taints.iter().map(|taint| taint["key"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(keys(0), ["t", "nodedock.dev/unhealthy", "nodedock.dev/prepare-failed"]);
+    assert_eq!(keys(1).len(), 16, "there is no room for one more");
+    assert_eq!(keys(2), ["nodedock.dev/prepare-failed"]);
+    assert!(keys(3).is_empty());
 }

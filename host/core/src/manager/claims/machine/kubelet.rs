@@ -110,6 +110,7 @@ pub fn end_of_part(record: &ClaimRecord, driver: &DriverName) -> Result<(), Prob
 
 pub(super) fn in_use(record: &ClaimRecord) -> Problem {
     let advice = match record.is_held_by_kubelet() {
+        true if record.is_held_early() => "it is unprepared when no pod waits for it any more",
         true => "a kubelet unprepares it when their pods are gone",
         false => "use `nodedock unprepare`, which calls its drivers",
     };

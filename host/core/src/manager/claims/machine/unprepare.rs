@@ -26,6 +26,10 @@ pub enum UnprepareRequest<'a> {
         driver: Option<&'a DriverName>,
         cause: &'a str,
     },
+    /// Every part that was prepared for a scheduler; nothing once a kubelet has requested the claim.
+    Early {
+        cause: &'a str,
+    },
     /// A retry of an unprepare that was begun.
     Retry,
 }
@@ -37,8 +41,13 @@ pub fn unprepare(table: &ClaimTable, uid: &Uid, request: UnprepareRequest<'_>, n
             unprepare_for_pod(ClaimRecord::clone(known), pod, now_ms)
         }
         UnprepareRequest::Kubelet { driver, cause } => kubelet::unprepare(known, driver, now_ms, cause),
+        UnprepareRequest::Early { cause } if known.is_held_early() => {
+            kubelet::unprepare(known, None, now_ms, cause)
+        }
         UnprepareRequest::Retry if known.is_leaving() => call_leaving(known.clone()),
-        UnprepareRequest::Pod(_) | UnprepareRequest::Retry => UnprepareStep::Nothing,
+        UnprepareRequest::Pod(_) | UnprepareRequest::Early { .. } | UnprepareRequest::Retry => {
+            UnprepareStep::Nothing
+        }
     }
 }
 

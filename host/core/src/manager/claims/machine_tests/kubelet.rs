@@ -70,7 +70,8 @@ fn a_kubelet_takes_a_claim_driver_by_driver_and_is_known_afterwards() {
     let mut table = held(&wanted, &["gpu"]);
     let record = table.claim("uid-one").unwrap().clone();
     assert_eq!((record.state, record.drivers.len()), (ClaimState::Prepared, 1), "the nic was not requested");
-    let hold = KubeletHold { since_ms: 9, consumers: wanted.reserved_for.clone(), given: false };
+    let hold =
+        KubeletHold { since_ms: 9, consumers: wanted.reserved_for.clone(), given: false, early: false };
     assert_eq!(record.kubelet, Some(hold));
     let keys = |record: &ClaimRecord| record.holds.iter().map(|hold| hold.key.clone()).collect::<Vec<_>>();
     assert_eq!(keys(&record), ["gpu.example.com/pool/0"]);
@@ -204,4 +205,60 @@ fn a_record_of_an_older_release_reads_as_held_by_its_pods() {
     let json = serde_json::to_value(&*record).unwrap();
     assert!(!json.to_string().contains("kubelet") && !json.to_string().contains("leaving"), "{json}");
     assert_eq!(serde_json::from_value::<ClaimRecord>(json).unwrap(), *record);
+}
+
+fn ask_early(table: &ClaimTable, claim: &Claim, short: &str) -> PrepareStep {
+    let holder = Holder::Early { driver: &driver(short) };
+    prepare(table, &PrepareRequest { facts: &facts, now_ms: 9, ..request(claim, holder) })
+}
+
+fn leave_early(table: &ClaimTable, claim: &Claim) -> UnprepareStep {
+    unprepare(table, &claim.id.uid, UnprepareRequest::Early { cause: "not nominated" }, 5)
+}
+
+#[test]
+fn what_was_prepared_early_is_released_until_a_kubelet_requests_it_and_is_the_kubelets_then() {
+    let wanted = claim("one", &["gpu/0", "nic/0"], &[&pod("a")]);
+    let mut table = ClaimTable::default();
+    let (record, drivers) = called(ask_early(&table, &wanted, "gpu"));
+    assert_eq!(drivers, [driver("gpu")]);
+    assert!(record.is_held_early() && record.is_held_by_kubelet());
+    let end = finish_prepare(&record, Some(&driver("gpu")), vec![done(&record, &driver("gpu"))], 2);
+    let PrepareEnd::Prepared(record) = end else { panic!("its driver answered: {end:?}") };
+    table.put(record.clone());
+    assert_eq!(ask_early(&table, &wanted, "gpu"), PrepareStep::Known { record, changed: false });
+    let (leaving, drivers) = unprepares(leave_early(&table, &wanted));
+    assert_eq!((leaving.state, drivers.as_slice()), (ClaimState::Unpreparing, &[driver("gpu")][..]));
+
+    let PrepareStep::Known { record, changed: true } = ask_part(&table, &wanted, "gpu") else {
+        panic!("the kubelet is new")
+    };
+    assert!(!record.is_held_early());
+    assert_eq!(record.timeline.back().map(|last| last.what.as_str()), Some("joined"));
+    table.put(record);
+    assert_eq!(leave_early(&table, &wanted), UnprepareStep::Nothing);
+    // Nor does a request for another pod take it back from the kubelet.
+    let PrepareStep::Call { record, .. } = ask_early(&table, &wanted, "nic") else { panic!("it is open") };
+    assert!(!record.is_held_early());
+    let (_, drivers) = unprepares(leave_part(&table, &wanted, "gpu"));
+    assert_eq!(drivers, [driver("gpu")]);
+}
+
+#[test]
+fn a_claim_of_a_release_without_binding_conditions_is_the_same_claim() {
+    let wanted = claim("one", &["gpu/0"], &[&pod("a")]);
+    let mut table = held(&wanted, &["gpu"]);
+    let mut with_conditions = wanted.clone();
+    let binding = nodedock_model::BindingConditions {
+        conditions: vec!["example.com/attached".to_owned()],
+        failures: vec!["example.com/failed".to_owned()],
+    };
+    with_conditions.allocation.as_mut().unwrap().devices[0].binding = binding;
+    let PrepareStep::Known { record, changed: true } = ask_part(&table, &with_conditions, "gpu") else {
+        panic!("the record is completed")
+    };
+    assert_eq!(Some(&record.allocation), with_conditions.allocation.as_ref());
+    table.put(record);
+    // An allocation has the conditions of its time.
+    assert!(matches!(ask_part(&table, &wanted, "gpu"), PrepareStep::Refuse(_)));
 }

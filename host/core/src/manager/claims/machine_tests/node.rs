@@ -130,7 +130,7 @@ impl Node {
 
     /// A pod requests claims, or a kubelet a part of one; those that have to wait are refused at once.
     pub(super) fn prepare(&mut self, holder: Holder<'_>, claims: &[&Claim]) -> Alive<()> {
-        let part = if let Holder::Kubelet { driver, .. } = holder { Some(driver) } else { None };
+        let part = holder.part();
         let mut undo = Undo::default();
         let (mut known, mut changes, mut work): (Vec<_>, Vec<_>, Work) = Default::default();
         for claim in claims {
@@ -175,7 +175,7 @@ impl Node {
     fn decide(&mut self, holder: Holder<'_>, claim: &Claim) -> PrepareStep {
         let admitted = match holder {
             Holder::Pod(pod) => machine::admit(claim, pod, None, "node-1"),
-            Holder::Kubelet { .. } => machine::admit_for_kubelet(claim, "node-1"),
+            Holder::Kubelet { .. } | Holder::Early { .. } => machine::admit_for_kubelet(claim, "node-1"),
         };
         let allocation = admitted.expect("every claim is admitted here");
         self.clock_ms += 1;

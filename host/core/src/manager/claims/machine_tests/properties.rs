@@ -59,6 +59,14 @@ fn carry_out(node: &mut Node, request: &Request) -> Result<(), Crash> {
             let by = UnprepareRequest::Kubelet { driver: driver.as_ref(), cause: "kubelet" };
             node.unprepare_claims(std::slice::from_ref(&claim.id.uid), by)
         }
+        Request::EarlyPrepare { claim, part } => {
+            let claim = &claims[*claim];
+            node.prepare(Holder::Early { driver: &driver_of(claim, *part) }, &[claim])
+        }
+        Request::EarlyUnprepare { claim } => {
+            let by = UnprepareRequest::Early { cause: "not nominated" };
+            node.unprepare_claims(std::slice::from_ref(&claims[*claim].id.uid), by)
+        }
     }
 }
 

@@ -30,6 +30,14 @@ pub(crate) enum Request {
         claim: usize,
         part: Option<usize>,
     },
+    /// Of a part, before a kubelet knows the claim.
+    EarlyPrepare {
+        claim: usize,
+        part: usize,
+    },
+    EarlyUnprepare {
+        claim: usize,
+    },
 }
 
 const PODS: [&str; 3] = ["a", "b", "c"];
@@ -101,6 +109,8 @@ pub(crate) fn request(claims: usize) -> impl Strategy<Value = Request> {
         8 => (0..claims, 0..3usize).prop_map(|(claim, part)| Request::KubeletPrepare { claim, part }),
         7 => (0..claims, prop::option::weighted(0.7, 0..3usize))
             .prop_map(|(claim, part)| Request::KubeletUnprepare { claim, part }),
+        4 => (0..claims, 0..3usize).prop_map(|(claim, part)| Request::EarlyPrepare { claim, part }),
+        3 => (0..claims).prop_map(|claim| Request::EarlyUnprepare { claim }),
     ]
 }
 

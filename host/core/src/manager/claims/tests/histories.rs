@@ -414,6 +414,16 @@ async fn carry_out(daemon: &Daemon, asked: &Request) -> Vec<(User, Uid)> {
             let has_devices = answer.is_ok_and(|devices| !devices.is_empty());
             return has_devices.then_some((User::Kubelet(name), claim.id.uid)).into_iter().collect();
         }
+        Request::EarlyPrepare { claim, part } => {
+            let claim = claims()[*claim].clone();
+            let name = driver_of(&claim, *part);
+            // Nothing is promised to a kubelet yet.
+            daemon.manager.prepare_early(&name, claim, "test".into()).await.ok();
+        }
+        Request::EarlyUnprepare { claim } => {
+            // What a kubelet requested meanwhile stays.
+            daemon.manager.unprepare_early(&claims()[*claim].id.uid, "not nominated").await.ok();
+        }
         Request::Release { claim } => {
             let id = claims()[*claim].id.clone();
             let request = ReleaseRequest { uid: Some(id.uid), ..release_request(id.name.as_str()) };

@@ -6,7 +6,9 @@ use std::time::Duration;
 use crate::manager::claims::ClaimEnd;
 use crate::manager::claims::fixtures::{claim, driver, permanent, pod, transient, uid};
 use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends};
-use nodedock_model::{Claim, ClaimRecord, ClaimState, DeviceStatus, KubeletDevice, Problem};
+use nodedock_model::{
+    BindingConditions, Claim, ClaimRecord, ClaimState, Condition, DeviceStatus, KubeletDevice, Problem,
+};
 
 const PREPARED: Option<ClaimState> = Some(ClaimState::Prepared);
 
@@ -429,4 +431,61 @@ async fn an_operator_does_not_take_from_a_kubelet_what_it_holds() {
     assert!(daemon.kubelet_unprepare(&gpu.name, &one).await.is_err());
     assert_eq!(code(daemon.release("one").await), "done");
     assert_eq!(daemon.kubelet_unprepare(&gpu.name, &one).await, Ok(()));
+}
+
+#[tokio::test]
+async fn a_claim_that_was_prepared_early_has_the_hosts_condition_and_needs_no_second_call() {
+    let (_home, daemon, gpu, mut one) = one();
+    let binding = BindingConditions {
+        conditions: vec!["example.com/attached".to_owned(), BindingConditions::PREPARED.to_owned()],
+        failures: vec![BindingConditions::PREPARE_FAILED.to_owned()],
+    };
+    one.allocation.as_mut().unwrap().devices[0].binding = binding;
+    daemon.source.put(one.clone());
+    let attached = Condition {
+        kind: "example.com/attached".to_owned(),
+        status: Some(true),
+        reason: "Attached".to_owned(),
+        message: String::new(),
+    };
+    let status = DeviceStatus { conditions: vec![attached], ..DeviceStatus::default() };
+    gpu.reply("uid-one", Reply::Status(status));
+    let mut changes = daemon.manager.device_status_changes();
+    daemon.manager.prepare_early(&gpu.name, one.clone(), "test".into()).await.unwrap();
+    assert!(changes.has_changed().unwrap());
+    changes.mark_unchanged();
+    let types = || {
+        let statuses = daemon.manager.device_statuses();
+        let conditions =
+            statuses.iter().flat_map(|claim| &claim.devices).flat_map(|device| &device.status.conditions);
+        conditions.map(|condition| (condition.kind.clone(), condition.status)).collect::<Vec<_>>()
+    };
+    let expected =
+        [BindingConditions::PREPARED, "example.com/attached"].map(|kind| (kind.to_owned(), Some(true)));
+    assert_eq!(types(), expected);
+    assert!(daemon.manager.claim_held_for_kubelet(&one.id.uid).unwrap().early);
+
+    daemon.kubelet_prepare(&gpu.name, &one).await.unwrap();
+    assert_eq!((gpu.counts(), types()), ((1, 0), expected.to_vec()));
+    assert!(!daemon.manager.claim_held_for_kubelet(&one.id.uid).unwrap().early);
+    daemon.manager.unprepare_early(&one.id.uid, "not nominated").await.unwrap();
+    assert_eq!(gpu.counts(), (1, 0), "it is the kubelet's");
+    assert_eq!(daemon.kubelet_unprepare(&gpu.name, &one).await, Ok(()));
+    assert_eq!((gpu.counts(), types()), ((1, 1), vec![]));
+}
+
+#[tokio::test]
+async fn a_claim_that_was_prepared_early_is_unprepared_after_a_restart_too() {
+    let (home, gpu, _) = home();
+    let one = claim("one", &["gpu/0"], &[&pod("a")]);
+    let daemon = start(&home, &[&gpu], &[&one]);
+    daemon.manager.prepare_early(&gpu.name, one.clone(), "test".into()).await.unwrap();
+    daemon.stop().await;
+    let daemon = start(&home, &[&gpu], &[&one]);
+    assert!(daemon.manager.claim_held_for_kubelet(&one.id.uid).unwrap().early);
+    daemon.manager.unprepare_early(&one.id.uid, "not nominated").await.unwrap();
+    assert_eq!(gpu.counts(), (1, 1));
+    assert!(daemon.manager.claims().is_empty() && daemon.cdi_files().is_empty());
+    // Of a claim that is not there nothing has to be released.
+    assert_eq!(daemon.manager.unprepare_early(&one.id.uid, "not nominated").await, Ok(()));
 }
