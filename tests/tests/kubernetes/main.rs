@@ -2,6 +2,7 @@
 //! the managers of its kubelet.
 
 mod api;
+mod binding;
 mod claims;
 mod kubelet;
 mod plugins;
