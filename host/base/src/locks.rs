@@ -42,6 +42,11 @@ impl<K: Clone + Ord + Hash> Locks<K> {
         held
     }
 
+    /// Returns the keys that are locked, or waited for.
+    pub fn keys(&self) -> Vec<K> {
+        self.0.lock().keys().cloned().collect()
+    }
+
     /// Returns the guard of a key, unless the key is locked.
     pub fn try_take(&self, key: &K) -> Option<LockGuard<K>> {
         let mut entries = self.0.lock();
@@ -76,6 +81,9 @@ mod tests {
         });
         assert_eq!(locks.take(["c"]).await.len(), 1);
         assert!(!waiting.is_finished());
+        let mut keys = locks.keys();
+        keys.sort_unstable();
+        assert_eq!(keys, ["a", "b"]);
         assert!(locks.try_take(&"b").is_none() && locks.try_take(&"d").is_some());
         drop(first);
         assert_eq!(waiting.await.unwrap(), 1);

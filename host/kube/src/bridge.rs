@@ -14,7 +14,7 @@ mod dra;
 mod metrics;
 mod paths;
 mod sockets;
-mod state_file;
+pub(crate) mod state_file;
 
 #[cfg(test)]
 mod tests;
@@ -29,6 +29,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::events::Refusal;
+use crate::extended_resources::{ExtendedResources, LocalPool};
 use crate::pools::NodePools;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
@@ -119,6 +120,8 @@ pub struct BridgeParts {
     pub manager: Arc<Manager>,
     pub registry: Registry,
     pub pools: NodePools,
+    /// The mechanism of each pool with an extended-resource name.
+    pub extended_resources: ExtendedResources,
     /// Has the consumers for which a refused claim is reserved.
     pub source: Arc<dyn ClaimSource>,
     pub on_refused: OnRefused,
@@ -157,7 +160,7 @@ impl Bridge {
         if overlaps(&directories.registry, &parts.own_registry) {
             return Err(PathError::OwnDirectory(parts.own_registry));
         }
-        Ok(Self(Arc::new(Context {
+        let bridge = Self(Arc::new(Context {
             handover: Handover::new(parts.tasks.clone()),
             alone: watch::Sender::new(parts.is_alone),
             parts,
@@ -169,7 +172,15 @@ impl Bridge {
             allocations: Allocations::default(),
             waiting: Mutex::default(),
             looks: watch::Sender::new(0),
-        })))
+        }));
+        // Slices without these devices may be written before the bridge starts.
+        bridge.0.parts.extended_resources.set_allocated(bridge.0.allocated_devices());
+        Ok(bridge)
+    }
+
+    /// Returns the pools whose devices were offered to a kubelet as a device plugin before the start, by the stored list in a file.
+    pub fn offered_before(devices_file: &Path) -> BTreeMap<LocalPool, ExtendedResource> {
+        state_file::offered_pools(devices_file)
     }
 
     /// Offers drivers and resources until the tasks stop. What was offered before a restart is offered at once.

@@ -5,6 +5,7 @@ pub mod bridge;
 pub mod claims;
 pub mod client;
 pub mod events;
+pub mod extended_resources;
 pub mod facts;
 pub mod fleet;
 pub mod pools;

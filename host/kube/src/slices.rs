@@ -16,6 +16,7 @@ mod drivers;
 mod entry;
 mod health;
 mod pace;
+mod pools;
 mod reconcile;
 mod report;
 mod slice;
@@ -39,6 +40,7 @@ pub use report::{PoolStatus, SliceReport};
 pub use slice::PoolKey;
 
 use crate::client::{ApiError, DraResource, KubeClient};
+use crate::extended_resources::ExtendedResources;
 use crate::facts::Facts;
 use crate::pools::PoolNames;
 use nodedock_base::conditions::Conditions;
@@ -109,6 +111,8 @@ pub struct SliceParts {
     pub on_unhealthy: OnUnhealthy,
     pub settings: SliceSettings,
     pub failed: watch::Receiver<FailedDevices>,
+    /// The mechanism of each pool with an extended-resource name.
+    pub extended_resources: ExtendedResources,
     pub conditions: Conditions,
     pub report: SliceReport,
     pub tasks: Tasks,

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::Context;
 use super::device_plugins::{device_id, is_plugin_claim, split_id};
 use crate::events::Refusal;
+use crate::extended_resources::DeviceIds;
 use nodedock_core::manager::Manager;
 use nodedock_model::{DriverKind, DriverName, KubeletClaim, KubeletDevice, ObjectRef, Problem, ProblemCode};
 
@@ -112,6 +113,16 @@ impl Context {
             Some(DeviceClaim { claim, driver, devices, requested })
         });
         claims.collect()
+    }
+
+    /// Devices that the kubelet's device manager has allocated, and those that an Allocate under way may have.
+    pub(super) fn allocated_devices(&self) -> DeviceIds {
+        // The calls first: one that ends meanwhile has made its claim.
+        let mut devices: DeviceIds = self.allocations.devices_under_way();
+        for claim in self.device_claims() {
+            devices.extend(claim.devices.into_iter().map(|id| (claim.driver.clone(), id)));
+        }
+        devices
     }
 
     /// Whether a device is in a claim that does not stand for devices of the kubelet's device manager.

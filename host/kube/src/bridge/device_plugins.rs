@@ -33,8 +33,10 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::BRIDGE_LOOK_PERIOD;
 use super::Context;
 use super::state_file::StateFile;
+use crate::extended_resources::Mechanisms;
 use nodedock_base::changes::Changes;
 use nodedock_base::device_plugin_sockets::{self, Sockets};
 use nodedock_base::tasks::Tasks;
@@ -135,20 +137,28 @@ impl DevicePluginController {
         let mut pools = context.parts.manager.device_changes();
         let mut serving = context.parts.registry.serving_changes();
         let mut changes = context.parts.changes.listen();
+        let (mut mechanisms, mut alone) =
+            (context.parts.extended_resources.mechanism_changes(), context.alone.subscribe());
         self.remembered = self.file.load().await;
         loop {
             pools.mark_unchanged();
             serving.mark_unchanged();
-            let offers = self.desired();
+            let (mechanisms_now, is_alone) =
+                (mechanisms.borrow_and_update().clone(), *alone.borrow_and_update());
+            let offers = self.desired(&mechanisms_now);
             self.reconcile(&offers);
+            let busy = self.report_allocated(mechanisms_now.generation, is_alone);
             let save = self.save(&offers).await;
             let grace = (!self.remembered.is_empty()).then_some(self.remembered_until);
             let relist = Instant::now() + limit::RELIST_PERIOD;
-            let wake = [save, grace].into_iter().flatten().fold(relist, Instant::min);
+            let wake = [save, grace, busy].into_iter().flatten().fold(relist, Instant::min);
             tokio::select! {
                 // Whichever it was, the next round checks everything.
                 _ = pools.changed() => {}
                 _ = serving.changed() => {}
+                // The senders are in the context.
+                _ = mechanisms.changed() => {}
+                _ = alone.changed() => {}
                 () = Changes::next_of(&mut changes, ChangedKind::Claim) => {}
                 () = tokio::time::sleep_until(wake) => {}
             }
@@ -157,15 +167,30 @@ impl DevicePluginController {
         }
     }
 
+    /// Reports what the kubelet's device manager has, after its lists were replaced. Returns when to look again: an Allocate that fails
+    /// changes nothing else.
+    fn report_allocated(&self, generation: u64, is_alone: bool) -> Option<Instant> {
+        let context = &self.context;
+        let extended_resources = &context.parts.extended_resources;
+        extended_resources.set_allocated(context.allocated_devices());
+        // The lists of an instance before are not replaced by this one.
+        if is_alone {
+            extended_resources.lists_replaced(generation);
+        }
+        let is_busy = !context.allocations.devices_under_way().is_empty();
+        is_busy.then(|| Instant::now() + BRIDGE_LOOK_PERIOD)
+    }
+
     /// What is offered, without regard to claims.
-    fn desired(&mut self) -> Offers {
+    fn desired(&mut self, mechanisms: &Mechanisms) -> Offers {
         if Instant::now() >= self.remembered_until && !self.remembered.is_empty() {
             let resources: Vec<_> = self.remembered.keys().map(ToString::to_string).collect();
             tracing::warn!(?resources, "withdrawn: the drivers of the last run did not come back");
             self.remembered.clear();
         }
         let (code, max) = (ProblemCode::TooManyResources, limit::PLUGIN_RESOURCES_MAX);
-        let mut offers = offers::desired(&self.observed(), &mut self.remembered);
+        let offers = offers::desired(&self.observed(), &mut self.remembered);
+        let mut offers = offers::by_mechanism(offers, mechanisms, &self.context.allocated_devices());
         let problem = offers.keys().nth(max).cloned().map(|first| {
             let count = offers.split_off(&first).len();
             let message = format!(
@@ -220,6 +245,8 @@ impl DevicePluginController {
         let mut resources = self.context.resources.lock();
         for (name, gone) in resources.extract_if(.., |name, _| !offers.contains_key(name)) {
             tracing::info!(resource = %name, "withdrawn from the kubelet");
+            // A call that is under way takes no device any more.
+            gone.offer.send_modify(|offer| Arc::make_mut(offer).devices.clear());
             gone.tasks.stop();
         }
         for (name, offer) in offers {

@@ -1,6 +1,7 @@
-//! Two files beside the checkpoint that store what was offered for a restart: drivers with their sockets, and devices of extended
-//! resources, as JSON. They are a cache: one that cannot be read is as good as none.
+//! Files beside the checkpoint that store state for a restart, as JSON. Two are a cache of what was offered: drivers with their sockets,
+//! and devices of extended resources. One that cannot be read is as good as none.
 
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
@@ -11,11 +12,12 @@ use serde::{Deserialize, Serialize};
 use super::device_plugins::{Offers, ResourceOffer, split_id};
 use super::dra::OfferedDrivers;
 use crate::bridge::BRIDGE_DRIVERS_MAX;
+use crate::extended_resources::LocalPool;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::file;
 use nodedock_base::listeners::is_start;
 use nodedock_model::limit::{NUMA_NODE_ID_MAX, PLUGIN_RESOURCES_MAX, RESOURCE_DEVICES_MAX};
-use nodedock_model::{PluginDevice, Problem, ProblemCode};
+use nodedock_model::{ExtendedResource, PluginDevice, Problem, ProblemCode};
 
 /// Bytes of the stored list of devices: a hundred thousand devices.
 const BRIDGE_MEMORY_BYTES_MAX: usize = 16 << 20;
@@ -23,7 +25,7 @@ const BRIDGE_MEMORY_BYTES_MAX: usize = 16 << 20;
 const VERSION: u32 = 1;
 
 /// What a file stores.
-pub(super) trait Stored: Clone + Default + PartialEq + Send + 'static {
+pub(crate) trait Stored: Clone + Default + PartialEq + Send + 'static {
     const BYTES_MAX: usize;
     /// What follows if it cannot be written.
     const CONSEQUENCE: &'static str;
@@ -33,7 +35,7 @@ pub(super) trait Stored: Clone + Default + PartialEq + Send + 'static {
     fn encode(&self) -> io::Result<Vec<u8>>;
 }
 
-pub(super) struct StateFile<T> {
+pub(crate) struct StateFile<T> {
     path: PathBuf,
     conditions: Conditions,
     /// What the file has, if that is known.
@@ -41,29 +43,39 @@ pub(super) struct StateFile<T> {
 }
 
 impl<T: Stored> StateFile<T> {
-    pub(super) fn new(path: PathBuf, conditions: Conditions) -> Self {
+    pub(crate) fn new(path: PathBuf, conditions: Conditions) -> Self {
         Self { path, conditions, content: None }
     }
 
     /// What was stored before the restart; nothing if it cannot be read.
-    pub(super) async fn load(&mut self) -> T {
+    pub(crate) async fn load(&mut self) -> T {
         let path = self.path.clone();
-        match tokio::task::spawn_blocking(move || read(&path)).await.unwrap_or_else(|error| Err(error.into()))
-        {
+        let read = tokio::task::spawn_blocking(move || read(&path)).await;
+        self.loaded(read.unwrap_or_else(|error| Err(error.into())))
+    }
+
+    /// As `load`, before tasks run.
+    pub(crate) fn load_at_start(&mut self) -> T {
+        let read = read(&self.path);
+        self.loaded(read)
+    }
+
+    fn loaded(&mut self, read: io::Result<T>) -> T {
+        match read {
             Ok(content) => self.content.insert(content).clone(),
             Err(error) => {
-                tracing::warn!(file = %self.path.display(), %error, "what was offered is offered again when drivers serve");
+                tracing::warn!(file = %self.path.display(), %error, "stored state cannot be read, starts without it");
                 T::default()
             }
         }
     }
 
-    pub(super) fn has(&self, content: &T) -> bool {
+    pub(crate) fn has(&self, content: &T) -> bool {
         self.content.as_ref() == Some(content)
     }
 
     /// Replaces what is stored, if it differs. False: it failed, and a condition says so, with what follows from it.
-    pub(super) async fn save(&mut self, content: &T) -> bool {
+    pub(crate) async fn save(&mut self, content: &T) -> bool {
         if self.has(content) {
             return true;
         }
@@ -105,6 +117,22 @@ impl Stored for OfferedDrivers {
             self.iter().take(BRIDGE_DRIVERS_MAX).map(|(name, before)| (name.clone(), before.clone()));
         Ok(serde_json::to_vec(&DriversFile { version: VERSION, drivers: drivers.collect() })?)
     }
+}
+
+/// Returns the pools whose devices were offered to a kubelet before the start, with their resource. Those of which every device is
+/// unhealthy were perhaps not.
+pub(super) fn offered_pools(path: &Path) -> BTreeMap<LocalPool, ExtendedResource> {
+    let offers: Offers = read(path).unwrap_or_default();
+    let mut pools = BTreeMap::new();
+    for offer in offers.values() {
+        let Some(driver) = offer.source.driver() else { continue };
+        for (pool, _) in
+            offer.devices.iter().filter(|device| device.healthy).filter_map(|device| split_id(&device.id))
+        {
+            pools.insert(LocalPool { driver: driver.clone(), pool }, offer.resource.clone());
+        }
+    }
+    pools
 }
 
 #[derive(Serialize, Deserialize)]
@@ -151,7 +179,7 @@ fn invalid(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Er
     io::Error::new(io::ErrorKind::InvalidData, error)
 }
 
-fn check_version(version: u32) -> io::Result<()> {
+pub(crate) fn check_version(version: u32) -> io::Result<()> {
     if version != VERSION {
         return Err(invalid(format!("it has version {version}, and {VERSION} is known")));
     }
@@ -186,7 +214,7 @@ fn write<T: Stored>(path: &Path, content: &T) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use nodedock_model::{DriverName, ExtendedResource};
+    use nodedock_model::DriverName;
 
     use super::*;
     use crate::bridge::device_plugins::OfferSource;

@@ -20,6 +20,7 @@ use tonic::transport::Channel;
 use wire::registration_client::RegistrationClient;
 
 use super::*;
+use crate::extended_resources::Mechanism;
 use crate::pools::PoolNames;
 use nodedock_base::socket::connect;
 use nodedock_core::cdi::CdiDir;
@@ -172,6 +173,7 @@ impl Node {
                 names: PoolNames { node: ObjectName::new("node-1").unwrap() },
                 registry: self.registry.clone(),
             },
+            extended_resources: ExtendedResources::fixed(Mechanism::DevicePlugin),
             source: self.source.clone(),
             on_refused: Arc::new(move |Refusal { action, claim, consumers, problem }| {
                 let (pods, code) = (consumers.len(), &problem.code);

@@ -24,6 +24,7 @@ worded! {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DraResource {
     Claims,
+    Classes,
     Slices,
 }
 
@@ -31,6 +32,7 @@ impl DraVersion {
     pub fn resource(self, of: DraResource) -> ApiResource {
         let (kind, plural) = match of {
             DraResource::Claims => ("ResourceClaim", "resourceclaims"),
+            DraResource::Classes => ("DeviceClass", "deviceclasses"),
             DraResource::Slices => ("ResourceSlice", "resourceslices"),
         };
         ApiResource::from_gvk_with_plural(

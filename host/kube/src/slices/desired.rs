@@ -1,5 +1,6 @@
 //! What the pools of this node are to contain, derived from the drivers. Pure.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +11,8 @@ use super::convert::{self, PoolAdditions, PoolTaints};
 use super::drivers::DriverSnapshot;
 use super::health::{TaintedDevices, UnhealthyDevice, UnhealthyDevices};
 use super::slice::{self, Content, PoolKey, Slice};
-use super::{BindingRule, FailedDevices, Overhead, SliceSettings};
+use super::{BindingRule, FailedDevices, Overhead, SliceSettings, pools};
+use crate::extended_resources::MechanismsView;
 use crate::pools::PoolNames;
 use nodedock_core::driver::Published;
 use nodedock_model::{BindingConditions, Device, DeviceName, DriverName, Pool, PoolName};
@@ -21,6 +23,7 @@ const SLICE_WITHDRAW_GRACE: Duration = Duration::from_secs(10);
 pub(super) struct DesiredState {
     names: PoolNames,
     settings: SliceSettings,
+    mechanisms: MechanismsView,
     /// Drivers that serve, or served and may come back.
     drivers: BTreeMap<DriverName, DriverState>,
     /// Since when drivers are gone whose slices are still there.
@@ -38,6 +41,7 @@ struct Source {
     published: Arc<Published>,
     unhealthy: TaintedDevices,
     failed: BTreeSet<(PoolName, DeviceName)>,
+    mechanisms: MechanismsView,
 }
 
 #[derive(Default)]
@@ -53,15 +57,13 @@ struct DriverState {
 impl DesiredState {
     pub(super) fn new(names: PoolNames, settings: SliceSettings) -> Self {
         let (drivers, gone_since) = (BTreeMap::new(), BTreeMap::new());
-        Self {
-            names,
-            settings,
-            drivers,
-            gone_since,
-            withdrawn: BTreeSet::new(),
-            failed: FailedDevices::new(),
-            new_unhealthy: Vec::new(),
-        }
+        let (withdrawn, failed, new_unhealthy, mechanisms) = Default::default();
+        Self { names, settings, mechanisms, drivers, gone_since, withdrawn, failed, new_unhealthy }
+    }
+
+    /// Takes the mechanisms that count from the next update on.
+    pub(super) fn set_mechanisms(&mut self, view: MechanismsView) {
+        self.mechanisms = view;
     }
 
     /// Returns the desired content of a pool, also of a driver that does not serve now.
@@ -105,6 +107,17 @@ impl DesiredState {
         let mut next = None;
         for (driver, published) in &drivers.serving {
             next = earliest(next, self.update_driver(driver, published, slices, now));
+        }
+        // Of a driver that does not serve now, a pool that is withdrawn from slices must not be written again.
+        let names = &self.names;
+        for (driver, state) in
+            self.drivers.iter_mut().filter(|(name, _)| !drivers.serving.contains_key(*name))
+        {
+            let mechanisms = &self.mechanisms.mechanisms;
+            state.pools.retain(|published, _| {
+                let local = PoolName::new(names.local(published.as_str()));
+                !local.is_ok_and(|local| mechanisms.keeps_from_slices(driver, &local))
+            });
         }
         // A native plugin that took over a driver's name publishes its devices itself.
         let is_native =
@@ -159,9 +172,12 @@ impl DesiredState {
             published: Arc::clone(published),
             unhealthy: state.unhealthy.devices(),
             failed: failed.map(|(_, pool, device)| (pool.clone(), device.clone())).collect(),
+            mechanisms: self.mechanisms.clone(),
         };
         if !state.source.as_ref().is_some_and(|known| known.is(&source)) {
-            state.derive_pools(&self.names, &source, |pool| self.settings.of_pool(driver, pool));
+            let offered = |name: &PoolName, pool| pools::offered(driver, name, pool, &source.mechanisms);
+            let additions = |pool: &PoolName| self.settings.of_pool(driver, pool);
+            state.derive_pools(&self.names, &source, offered, additions);
             state.source = Some(source);
         }
         state.unhealthy.next_change()
@@ -204,8 +220,7 @@ impl SliceSettings {
     /// Whether a scheduler waits for conditions of some published device.
     pub(crate) fn waits_for_binding(&self, drivers: &DriverSnapshot) -> bool {
         drivers.serving.iter().any(|(driver, published)| {
-            let mut pools = published.inventory.pools.iter().filter(|(_, pool)| is_published(pool));
-            pools.any(|(name, pool)| {
+            published.inventory.pools.iter().any(|(name, pool)| {
                 let by_rule = self.binding_of(driver, name).is_some_and(|binding| !binding.is_empty());
                 let by_driver = |device: &Device| {
                     device.scheduling.as_ref().is_some_and(|added| !added.binding_conditions.is_empty())
@@ -216,14 +231,11 @@ impl SliceSettings {
     }
 }
 
-/// Of a pool that is an extended resource as well, a scheduler could promise a device twice.
-fn is_published(pool: &Pool) -> bool {
-    pool.extended_resource.is_none()
-}
-
 impl Source {
     fn is(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.published, &other.published)
+            && Arc::ptr_eq(&self.mechanisms.mechanisms, &other.mechanisms.mechanisms)
+            && Arc::ptr_eq(&self.mechanisms.allocated, &other.mechanisms.allocated)
             && (&self.unhealthy, &self.failed) == (&other.unhealthy, &other.failed)
     }
 }
@@ -233,15 +245,17 @@ impl DriverState {
         Self { unhealthy: UnhealthyDevices::new(evict_after), ..Self::default() }
     }
 
-    fn derive_pools(
+    fn derive_pools<'a>(
         &mut self,
         names: &PoolNames,
-        source: &Source,
+        source: &'a Source,
+        offered: impl Fn(&PoolName, &'a Pool) -> Option<Cow<'a, Pool>>,
         additions: impl Fn(&PoolName) -> PoolAdditions,
     ) {
         let before = std::mem::take(&mut self.pools);
         self.unnameable.clear();
-        for (name, pool) in source.published.inventory.pools.iter().filter(|(_, pool)| is_published(pool)) {
+        for (name, pool) in &source.published.inventory.pools {
+            let Some(pool) = offered(name, pool) else { continue };
             let published = match names.published(name) {
                 Ok(published) => published,
                 Err(error) => {
@@ -253,7 +267,7 @@ impl DriverState {
             let unhealthy = of_pool.map(|((_, device), taint)| (device.clone(), taint.clone())).collect();
             let failed = source.failed.iter().filter(|(of, _)| of == name);
             let failed = failed.map(|(_, device)| device.clone()).collect();
-            let content = convert::content(pool, &PoolTaints { unhealthy, failed }, &additions(name));
+            let content = convert::content(&pool, &PoolTaints { unhealthy, failed }, &additions(name));
             let known = before.get(&published).filter(|known| ***known == content);
             let content = known.map_or_else(|| Arc::new(content), Arc::clone);
             self.pools.insert(published, content);

@@ -64,6 +64,7 @@ impl Reconciler {
             counters: CounterPlacement::default(),
             derive_at: Some(Instant::now()),
         };
+        let mut mechanisms = reconciler.parts.extended_resources.changes();
         loop {
             let due = reconciler.next_due();
             tokio::select! {
@@ -75,6 +76,7 @@ impl Reconciler {
                 Ok(()) = reconciler.parts.drivers.changed() => reconciler.derive_at = Some(Instant::now()),
                 Ok(()) = reconciler.parts.failed.changed() => reconciler.derive_at = Some(Instant::now()),
                 Ok(()) = reconciler.node.changed() => reconciler.all_changed(),
+                () = mechanisms.changed() => reconciler.derive_at = Some(Instant::now()),
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
                     reconciler.step().await;
                 }
@@ -150,7 +152,12 @@ impl Reconciler {
         let snapshot = self.parts.drivers.borrow_and_update().clone();
         self.snapshot = snapshot.clone();
         self.desired.failed = self.parts.failed.borrow_and_update().clone();
+        // Mechanisms and drivers are read without a pause: no pool has its name later than its mechanism.
+        let view = self.parts.extended_resources.view();
+        let generation = view.mechanisms.generation;
+        self.desired.set_mechanisms(view);
         self.update_desired(now, |desired| desired.update(&snapshot, &slices, now));
+        self.parts.extended_resources.slices_derived(generation);
         self.managed().difference(&managed).for_each(|key| self.changed(key));
         let unnameable = self.desired.unnameable(&snapshot);
         conditions::set_unnameable(&self.parts.conditions, &self.unnameable, &unnameable);

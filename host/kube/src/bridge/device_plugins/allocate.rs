@@ -11,11 +11,11 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::claim::{self, Ids, device_id};
-use super::offers::ResourceOffer;
 use super::plan::{self, Existing};
 use super::{IN_USE_DEADLINE_SHORT, OfferedResource, in_use};
 use crate::bridge::claims::DeviceClaim;
 use crate::bridge::{Context, convert};
+use crate::extended_resources::DeviceIds;
 use nodedock_base::locks::Locks;
 use nodedock_base::request::new_id;
 use nodedock_model::{
@@ -37,10 +37,16 @@ pub(in crate::bridge) struct Allocations {
     pub(super) begun: Notify,
 }
 
+impl Allocations {
+    /// Devices for which an Allocate or a release is under way.
+    pub(in crate::bridge) fn devices_under_way(&self) -> DeviceIds {
+        self.locks.keys().into_iter().collect()
+    }
+}
+
 /// An Allocate for one container.
 pub(super) struct Allocate {
     pub(super) resource: Arc<OfferedResource>,
-    pub(super) offer: Arc<ResourceOffer>,
     /// Has the pools of the offer.
     pub(super) driver: DriverName,
     pub(super) ids: Ids,
@@ -121,9 +127,11 @@ impl Allocate {
         claims.map(existing).collect()
     }
 
-    /// A device that is not listed any more may still be requested by the pod that has it.
+    /// A device that is not listed any more may still be requested by the pod that has it. The list counts as it is once the devices are
+    /// locked: a pool that is withdrawn from the kubelet is offered by slices when no Allocate can take its devices any more.
     fn check_known(&self, existing: &[Existing]) -> Result<(), Problem> {
-        let listed: Ids = self.offer.devices.iter().map(|device| device.id.clone()).collect();
+        let offer = self.resource.offer.borrow().clone();
+        let listed: Ids = offer.devices.iter().map(|device| device.id.clone()).collect();
         let is_known = |id: &&String| {
             listed.contains(*id) || existing.iter().any(|known| known.claim.devices.contains(*id))
         };

@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use super::claim::split_id;
+use crate::extended_resources::{DeviceIds, Mechanism, Mechanisms};
 use nodedock_core::driver::DeviceOptions;
 use nodedock_model::{DriverName, ExtendedResource, PluginDevice};
 
@@ -74,6 +76,27 @@ pub(super) fn desired(observed: &ObservedPools, remembered: &mut Offers) -> Offe
     });
     let mut offers = observed.offers.clone();
     offers.extend(remembered.iter().map(|(resource, offer)| (resource.clone(), offer.clone())));
+    offers
+}
+
+/// What is offered of it to the kubelet. Of a pool that another mechanism offers, or none, the list has the devices that the kubelet's
+/// device manager has allocated, as unhealthy: a kubelet restarts containers only while their resource has a plugin.
+pub(super) fn by_mechanism(mut offers: Offers, mechanisms: &Mechanisms, allocated: &DeviceIds) -> Offers {
+    offers.retain(|resource, offer| {
+        let Some(driver) = offer.source.driver().cloned() else { return true };
+        let mut is_here = mechanisms.is_at_kubelet(&driver, resource);
+        offer.devices.retain_mut(|device| {
+            let Some((pool, name)) = split_id(&device.id) else { return false };
+            if mechanisms.of(&driver, &pool, true) == Some(Mechanism::DevicePlugin) {
+                device.healthy &= !mechanisms.is_claimed(&driver, &pool, &name);
+                is_here = true;
+                return true;
+            }
+            device.healthy = false;
+            allocated.contains(&(driver.clone(), device.id.clone()))
+        });
+        is_here || !offer.devices.is_empty()
+    });
     offers
 }
 

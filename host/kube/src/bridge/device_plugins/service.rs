@@ -125,10 +125,10 @@ impl DevicePluginService {
         let offer = self.offer();
         let mut container_responses = Vec::new();
         for ids in convert::allocate_request(request)? {
-            let (resource, offer, request_id) = (self.resource.clone(), offer.clone(), request_id.clone());
+            let (resource, request_id) = (self.resource.clone(), request_id.clone());
             container_responses.push(match offer.source.driver().cloned() {
                 Some(driver) => {
-                    let allocate = Allocate { resource, offer, driver, ids, request_id };
+                    let allocate = Allocate { resource, driver, ids, request_id };
                     convert::container(allocate.run().await?)
                 }
                 None => {

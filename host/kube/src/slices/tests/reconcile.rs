@@ -15,6 +15,7 @@ use super::super::{
 };
 use super::*;
 use crate::client::tests::over;
+use crate::extended_resources::{ExtendedResources, Mechanism};
 use crate::facts::Facts;
 use crate::pools::PoolNames;
 use crate::slices::SLICE_SETTLE;
@@ -122,6 +123,7 @@ impl Daemon {
             on_unhealthy: Arc::new(move |device| messages.lock().push(device.message.clone())),
             settings: SliceSettings { evict_after, ..SliceSettings::default() },
             failed: failed.subscribe(),
+            extended_resources: ExtendedResources::fixed(Mechanism::DevicePlugin),
             conditions: conditions.clone(),
             report: report.clone(),
             tasks: tasks.clone(),

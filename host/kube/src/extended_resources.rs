@@ -1,0 +1,413 @@
+//! Extended resources of this node's drivers: each pool with a resource's name is offered either to the kubelet as a device plugin, or in
+//! ResourceSlices with a DeviceClass (KEP-5004), and never by both.
+//!
+//! Owns the decision (`decide`), its durable record (`record`) and the switch from one mechanism to the other (`switch`). Is given the
+//! drivers' pools, what the slices' writer and the kubelet bridge have carried out, and devices that the kubelet's device manager has
+//! allocated. Emits the mechanism of each pool, which slices and bridge follow, and conditions about DeviceClasses (`classes`). Never
+//! writes to the cluster.
+
+mod classes;
+mod decide;
+mod observe;
+mod record;
+mod switch;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
+
+pub use classes::{attribute, class_name, manifest};
+pub use decide::{Decision, Mechanism, MechanismSetting, Version};
+pub use switch::{LocalPool, Mechanisms, PoolStatus};
+
+pub(crate) use classes::ATTRIBUTE;
+
+use self::decide::{Cluster, decide};
+use self::observe::Observer;
+use self::switch::{Acknowledged, PoolRecord, Record, Switch};
+use crate::bridge::state_file::StateFile;
+use crate::client::{ApiError, KubeClient};
+use crate::pools::PoolNames;
+use crate::slices::DriverSnapshot;
+use nodedock_base::conditions::Conditions;
+use nodedock_base::tasks::Tasks;
+use nodedock_model::{DriverName, ExtendedResource, PoolName, Problem, ProblemCode};
+
+/// Interval of reading the versions of the cluster; the second after a failure, and while nothing was decided the third.
+const CLUSTER_PERIOD: Duration = Duration::from_secs(600);
+const CLUSTER_RETRY: Duration = Duration::from_secs(15);
+const CLUSTER_FIRST_RETRY: Duration = Duration::from_secs(2);
+
+/// Interval of reads while a pool is switched, and of lists of all claims, which are large.
+const SWITCH_PERIOD: Duration = Duration::from_secs(2);
+const CLAIMS_PERIOD: Duration = Duration::from_secs(30);
+
+/// Interval of reading the DeviceClasses; the second while there is a condition about them.
+const CLASSES_PERIOD: Duration = Duration::from_secs(600);
+const CLASSES_RETRY: Duration = Duration::from_secs(60);
+
+/// Devices by driver and `POOL/DEVICE`.
+pub type DeviceIds = BTreeSet<(DriverName, String)>;
+
+/// Handle to the mechanisms.
+#[derive(Clone)]
+pub struct ExtendedResources(Arc<Shared>);
+
+struct Shared {
+    mechanisms: watch::Sender<Arc<Mechanisms>>,
+    /// Devices that the kubelet's device manager has allocated.
+    allocated: watch::Sender<Arc<DeviceIds>>,
+    done: watch::Sender<Acknowledged>,
+}
+
+/// The mechanisms, and the devices that the kubelet's device manager has allocated: at least those of the mechanisms' time.
+#[derive(Debug, Clone, Default)]
+pub struct MechanismsView {
+    pub mechanisms: Arc<Mechanisms>,
+    pub allocated: Arc<DeviceIds>,
+}
+
+/// Notifies of changes of a [`MechanismsView`].
+pub struct MechanismChanges {
+    mechanisms: watch::Receiver<Arc<Mechanisms>>,
+    allocated: watch::Receiver<Arc<DeviceIds>>,
+}
+
+impl MechanismChanges {
+    /// Resolves when anything changed since the last call, or since [`ExtendedResources::changes`].
+    pub async fn changed(&mut self) {
+        tokio::select! {
+            // The sender of either is in the handle; without it nothing changes any more.
+            Ok(()) = self.mechanisms.changed() => {}
+            Ok(()) = self.allocated.changed() => {}
+            else => std::future::pending().await,
+        }
+    }
+}
+
+impl ExtendedResources {
+    fn new(mechanisms: Mechanisms) -> Self {
+        Self(Arc::new(Shared {
+            mechanisms: watch::Sender::new(Arc::new(mechanisms)),
+            allocated: watch::Sender::default(),
+            done: watch::Sender::default(),
+        }))
+    }
+
+    /// Every pool with a name is offered by this mechanism, from the beginning.
+    pub fn fixed(mechanism: Mechanism) -> Self {
+        Self::new(Mechanisms { fixed: Some(mechanism), ..Mechanisms::default() })
+    }
+
+    pub fn view(&self) -> MechanismsView {
+        // In this order: a mechanism becomes current after the devices that are allocated by the other one.
+        let mechanisms = self.0.mechanisms.borrow().clone();
+        MechanismsView { mechanisms, allocated: self.0.allocated.borrow().clone() }
+    }
+
+    pub fn changes(&self) -> MechanismChanges {
+        let (mechanisms, allocated) = (self.0.mechanisms.subscribe(), self.0.allocated.subscribe());
+        MechanismChanges { mechanisms, allocated }
+    }
+
+    pub(crate) fn mechanism_changes(&self) -> watch::Receiver<Arc<Mechanisms>> {
+        self.0.mechanisms.subscribe()
+    }
+
+    /// The slices are derived by this generation, and no write of other ones is under way.
+    pub(crate) fn slices_derived(&self, generation: u64) {
+        self.0.done.send_if_modified(|done| std::mem::replace(&mut done.slices, generation) != generation);
+    }
+
+    /// Sets the devices that the kubelet's device manager has allocated.
+    pub(crate) fn set_allocated(&self, devices: DeviceIds) {
+        self.0.allocated.send_if_modified(|known| {
+            let differs = **known != devices;
+            if differs {
+                *known = Arc::new(devices);
+            }
+            differs
+        });
+    }
+
+    /// The lists at the kubelet are of this generation, and no call for devices that they do not have is answered any more.
+    pub(crate) fn lists_replaced(&self, generation: u64) {
+        self.0.done.send_if_modified(|done| std::mem::replace(&mut done.kubelet, generation) != generation);
+    }
+}
+
+/// What the mechanisms are decided from.
+pub struct SwitchParts {
+    pub client: KubeClient,
+    pub names: PoolNames,
+    pub setting: MechanismSetting,
+    pub drivers: watch::Receiver<DriverSnapshot>,
+    pub conditions: Conditions,
+    pub tasks: Tasks,
+}
+
+/// The mechanisms before their task runs.
+pub struct LoadedSwitch {
+    handle: ExtendedResources,
+    switch: Switch,
+    file: StateFile<Record>,
+}
+
+/// Reads what was decided before a restart. `offered_before`: pools that an earlier release offered to the kubelet, which count if there is
+/// no record.
+pub fn load(
+    file: PathBuf,
+    offered_before: impl FnOnce() -> BTreeMap<LocalPool, ExtendedResource>,
+    conditions: Conditions,
+) -> LoadedSwitch {
+    let mut file = StateFile::<Record>::new(file, conditions);
+    let mut record = file.load_at_start();
+    // A file that cannot be read says nothing, not even that there was none.
+    if record == Record::default() && file.has(&record) {
+        let mechanism = Mechanism::DevicePlugin;
+        let before = offered_before().into_iter();
+        let of = |(key, resource)| (key, PoolRecord { resource, mechanism, claimed: BTreeSet::new() });
+        record.pools = before.map(of).collect();
+        record.decided = (!record.pools.is_empty()).then_some(mechanism);
+    }
+    let switch = Switch::new(record, Instant::now());
+    LoadedSwitch { handle: ExtendedResources::new(switch.mechanisms()), switch, file }
+}
+
+impl LoadedSwitch {
+    pub fn handle(&self) -> ExtendedResources {
+        self.handle.clone()
+    }
+
+    /// Starts the task that decides, and switches.
+    pub fn start(self, parts: SwitchParts) {
+        let Self { handle, switch, file } = self;
+        let observer = Observer { client: parts.client.clone(), names: parts.names.clone() };
+        let tasks = parts.tasks.clone();
+        let now = Instant::now();
+        let task = SwitchTask {
+            handle,
+            switch,
+            file,
+            observer,
+            parts,
+            cluster_at: now,
+            claims_at: now,
+            classes_at: now,
+            judged: BTreeMap::new(),
+        };
+        // What it was about to do is done again after the next start.
+        tasks.spawn_until_stopped("extended-resources", task.run());
+    }
+}
+
+struct SwitchTask {
+    handle: ExtendedResources,
+    switch: Switch,
+    file: StateFile<Record>,
+    observer: Observer,
+    parts: SwitchParts,
+    /// When the versions, all claims and the classes are read next.
+    cluster_at: Instant,
+    claims_at: Instant,
+    classes_at: Instant,
+    /// The resources for which the classes were judged.
+    judged: BTreeMap<ExtendedResource, DriverName>,
+}
+
+impl SwitchTask {
+    async fn run(mut self) {
+        let mut done = self.handle.0.done.subscribe();
+        loop {
+            self.read_cluster().await;
+            let pools = pools_of(&self.parts.drivers.borrow_and_update());
+            self.switch.set_pools(pools, Instant::now());
+            self.publish();
+            self.switch.acknowledge(*done.borrow_and_update(), Instant::now());
+            self.advance().await;
+            self.publish();
+            self.report_overdue();
+            self.judge_classes().await;
+            self.save().await;
+            let wake = self.next_wake();
+            tokio::select! {
+                // Whichever it was, the next round checks everything.
+                Ok(()) = self.parts.drivers.changed() => {}
+                Ok(()) = done.changed() => {}
+                () = sleep_until(wake) => {}
+            }
+        }
+    }
+
+    fn next_wake(&self) -> Instant {
+        let now = Instant::now();
+        let mechanisms = self.handle.view().mechanisms;
+        let is_switching = mechanisms.pools.values().any(|pool| pool.offered.is_none());
+        let mut wake = self.cluster_at;
+        if is_switching {
+            wake = wake.min(now + SWITCH_PERIOD);
+        }
+        if self.switch.needs(now).claims {
+            wake = wake.min(self.claims_at.max(now + SWITCH_PERIOD));
+        }
+        if !self.judged.is_empty() {
+            wake = wake.min(self.classes_at);
+        }
+        wake
+    }
+
+    /// Decides by what can be read now. A failed read changes nothing.
+    async fn read_cluster(&mut self) {
+        if Instant::now() < self.cluster_at {
+            return;
+        }
+        let cluster = match self.parts.setting {
+            MechanismSetting::Auto => self.observer.cluster().await,
+            MechanismSetting::Dra | MechanismSetting::DevicePlugin => Cluster::default(),
+        };
+        let known = self.handle.view().mechanisms.decision.clone();
+        let decision = decide(self.parts.setting, &cluster);
+        self.cluster_at = Instant::now()
+            + match (&decision, &known) {
+                (Some(_), _) => CLUSTER_PERIOD,
+                (None, Some(_)) => CLUSTER_RETRY,
+                (None, None) => CLUSTER_FIRST_RETRY,
+            };
+        let Some(decision) = decision else { return };
+        if known.as_ref().map(|known| known.mechanism) != Some(decision.mechanism) {
+            let Decision { mechanism, reason } = &decision;
+            tracing::info!(%mechanism, reason, "extended resources are offered by this mechanism");
+        }
+        self.switch.decide(decision, Instant::now());
+    }
+
+    /// Reads what the switch needs, and commits what follows.
+    async fn advance(&mut self) {
+        let begun = Instant::now();
+        let needs = self.switch.needs(begun);
+        if needs.node
+            && let Some(Some(allocatable)) = logged(self.observer.allocatable().await)
+            && let Some(record) = self.switch.saw_node(&allocatable, begun)
+        {
+            self.commit(record).await;
+        }
+        if needs.slices
+            && let Some(published) = logged(self.observer.published_pools().await)
+        {
+            self.switch.saw_slices(&published, begun);
+        }
+        let begun = Instant::now();
+        if self.switch.needs(begun).claims && begun >= self.claims_at {
+            let listed = logged(self.observer.allocated_devices().await);
+            self.claims_at = Instant::now() + CLAIMS_PERIOD;
+            if let Some(allocated) = listed
+                && let Some(record) = self.switch.saw_claims(&allocated, begun)
+            {
+                self.commit(record).await;
+            }
+        }
+    }
+
+    /// Makes a record durable, then current. One that cannot be written is proposed again.
+    async fn commit(&mut self, record: Record) {
+        if self.file.save(&record).await {
+            self.switch.committed(record, Instant::now());
+        }
+    }
+
+    /// Saves what changed without a read, such as the decision.
+    async fn save(&mut self) {
+        let record = self.switch.record().clone();
+        self.file.save(&record).await;
+    }
+
+    fn publish(&self) {
+        let now = self.switch.mechanisms();
+        self.handle.0.mechanisms.send_if_modified(|known| {
+            let differs = **known != now;
+            if differs {
+                log_changes(known, &now);
+                *known = Arc::new(now);
+            }
+            differs
+        });
+    }
+
+    fn report_overdue(&self) {
+        let (conditions, code) = (&self.parts.conditions, ProblemCode::ExtendedResourceWithheld);
+        let overdue = self.switch.overdue(Instant::now());
+        let subject = |key: &LocalPool| format!("{}/{}", key.driver, key.pool);
+        for (key, waits_for) in &overdue {
+            let message = format!(
+                "the devices of pool {} of driver {} are offered neither in ResourceSlices nor to the kubelet: they wait for {waits_for}",
+                key.pool, key.driver
+            );
+            conditions.set(&subject(key), Problem::unavailable(code, message));
+        }
+        let subjects: BTreeSet<_> = overdue.keys().map(subject).collect();
+        conditions.retain(code, |known| subjects.contains(known));
+    }
+
+    async fn judge_classes(&mut self) {
+        let now = self.handle.view().mechanisms.through_dra();
+        if now == self.judged && (now.is_empty() || Instant::now() < self.classes_at) {
+            return;
+        }
+        let classes = match now.is_empty() {
+            true => Some(Vec::new()),
+            false => logged(self.observer.classes().await),
+        };
+        self.classes_at = Instant::now() + CLASSES_RETRY;
+        let Some(classes) = classes else { return };
+        let mut problems = BTreeMap::new();
+        for (resource, driver) in &now {
+            let problem = classes::judge(resource, driver, &classes);
+            problems.extend(problem.map(|problem| (resource.to_string(), problem)));
+        }
+        if problems.is_empty() {
+            self.classes_at = Instant::now() + CLASSES_PERIOD;
+        }
+        let conditions = &self.parts.conditions;
+        for code in [ProblemCode::DeviceClassConflict, ProblemCode::DeviceClassMissing] {
+            conditions
+                .retain(code, |subject| problems.get(subject).is_some_and(|problem| problem.code == code));
+        }
+        problems.into_iter().for_each(|(subject, problem)| conditions.set(&subject, problem));
+        self.judged = now;
+    }
+}
+
+/// The pools of the drivers that serve, with their resource.
+fn pools_of(drivers: &DriverSnapshot) -> BTreeMap<LocalPool, Option<ExtendedResource>> {
+    let pools = drivers.serving.iter().flat_map(|(driver, published)| {
+        let of = |(name, pool): (&PoolName, &nodedock_model::Pool)| {
+            (LocalPool { driver: driver.clone(), pool: name.clone() }, pool.extended_resource.clone())
+        };
+        published.inventory.pools.iter().map(of).collect::<Vec<_>>()
+    });
+    pools.collect()
+}
+
+fn log_changes(before: &Mechanisms, now: &Mechanisms) {
+    for (LocalPool { driver, pool }, status) in &now.pools {
+        let offered = |mechanisms: &Mechanisms| mechanisms.of(driver, pool, true);
+        if offered(before) == offered(now) {
+            continue;
+        }
+        let resource = &status.resource;
+        match status.offered {
+            Some(mechanism) => tracing::info!(%driver, %pool, %resource, %mechanism, "pool offered"),
+            None => tracing::info!(%driver, %pool, %resource, "pool withdrawn, to be offered otherwise"),
+        }
+    }
+}
+
+/// A failed read is repeated.
+fn logged<T>(read: Result<T, ApiError>) -> Option<T> {
+    read.inspect_err(|error| tracing::debug!(%error, "the cluster cannot be read for extended resources"))
+        .ok()
+}
