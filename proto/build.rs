@@ -101,6 +101,8 @@ const PRINTED_FIELDS: &[(&str, &str)] = &[
     ("RefusedClaim.problem", NO_RETRY),
     ("ReleasedClaim.id", "flatten"),
     ("ReleasedClaim.at_ms", AT),
+    ("Resource.mechanism", NO_EMPTY_TEXT),
+    ("Resource.mechanism_reason", NO_EMPTY_TEXT),
     ("Resource.numa_nodes", "skip"),
     ("ResourceOutcome.device_ids", "rename = \"devices\""),
     ("ResourceOutcome.problem", NO_NULL),

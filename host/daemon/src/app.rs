@@ -380,6 +380,7 @@ impl Built {
             node,
             taints: kubelet_sockets.cluster.as_ref().map(|cluster| cluster.taints.clone()),
             recorded_hardware: config.hardware.is_simulated(),
+            extended_resources: kubelet_sockets.cluster.as_ref().map(|of| of.extended_resources.clone()),
             started_ms,
             tasks: tasks_of_api,
         };

@@ -218,6 +218,8 @@ pub struct Paths {
     /// Names of drivers, and devices under names of resources, as they were last offered to the kubelet.
     pub offered_drivers: PathBuf,
     pub offered_devices: PathBuf,
+    /// The mechanism of each pool with an extended-resource name.
+    pub extended_resources: PathBuf,
     pub cdi: PathBuf,
     /// Where runtimes look for specs, by priority; `cdi` is read as well.
     pub cdi_spec_dirs: Vec<PathBuf>,
@@ -251,6 +253,7 @@ impl Paths {
             handover: root.join("run/nodedock/handover.sock"),
             offered_drivers: root.join("var/lib/nodedock/bridge-drivers"),
             offered_devices: root.join("var/lib/nodedock/bridge-devices.json"),
+            extended_resources: root.join("var/lib/nodedock/extended-resources.json"),
             cdi: root.join("var/run/cdi"),
             cdi_spec_dirs: vec![root.join("etc/cdi"), root.join("var/run/cdi")],
         }

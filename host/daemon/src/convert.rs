@@ -23,7 +23,9 @@ pub use claims::{
     claim_status, refused_claim, release_preview, release_request, release_response, released_claim,
 };
 use claims::{transition, worst_problem};
-pub use resources::{capacity, cover_request, covered, hint_scope, hints, plugin_device, start_request};
+pub use resources::{
+    capacity, cover_request, covered, hint_scope, hints, plugin_device, set_mechanisms, start_request,
+};
 
 /// Characters of a bad name that an error repeats.
 const SHOWN_CHARS_MAX: usize = 64;

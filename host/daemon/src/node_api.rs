@@ -24,6 +24,7 @@ use nodedock_core::driver::{Driver, NodeFacts};
 use nodedock_core::manager::devices::{Capacity, ResourceSource, ResourceView};
 use nodedock_core::manager::{Manager, PodView};
 use nodedock_core::registry::Registry;
+use nodedock_kube::extended_resources::ExtendedResources;
 use nodedock_kube::taints::DeviceTaints;
 use nodedock_model::{Caller, DriverName, ExtendedResource, HealthState, ObjectRef, Problem, ProblemCode};
 
@@ -46,6 +47,8 @@ pub struct NodeApi {
     /// When the daemon started; milliseconds since the Unix epoch.
     pub started_ms: u64,
     pub tasks: Tasks,
+    /// Of a Kubernetes node.
+    pub extended_resources: Option<ExtendedResources>,
 }
 
 /// Serves until the tasks stop; calls in flight are answered first.
@@ -141,7 +144,11 @@ impl Node for NodeApi {
         begin("GetCapacity", &request);
         let manager = &self.manager;
         let is_claimed = |driver: &DriverName, id: &str| manager.is_claimed(driver, id);
-        Ok(Response::new(convert::capacity(&manager.capacity(), &manager.pods(), is_claimed)))
+        let mut answer = convert::capacity(&manager.capacity(), &manager.pods(), is_claimed);
+        if let Some(extended_resources) = &self.extended_resources {
+            convert::set_mechanisms(&mut answer, &extended_resources.view().mechanisms);
+        }
+        Ok(Response::new(answer))
     }
 
     async fn get_topology_hints(

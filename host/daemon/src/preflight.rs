@@ -10,6 +10,7 @@ use crate::app;
 use crate::config::{Config, KubernetesConfig};
 use nodedock_base::error::chain;
 use nodedock_kube::client::{ApiError, KubeClient};
+use nodedock_kube::extended_resources::{self, Decision};
 use nodedock_kube::preflight::{self, MissingRight};
 use nodedock_wasm::driver_image::DriverImage;
 
@@ -194,6 +195,7 @@ async fn cluster(kubernetes: &KubernetesConfig) -> Vec<Check> {
     };
     let mut checks = vec![dra];
     checks.extend(node(&client, kubernetes).await);
+    checks.push(extended_resources(&client, kubernetes).await);
     checks.push(rights(&client).await);
     checks
 }
@@ -214,6 +216,20 @@ async fn node(client: &KubeClient, kubernetes: &KubernetesConfig) -> Vec<Check> 
 }
 
 const RIGHTS: &str = "rights";
+async fn extended_resources(client: &KubeClient, kubernetes: &KubernetesConfig) -> Check {
+    const NAME: &str = "extended resources";
+    let (node, setting) = (kubernetes.node_name.clone(), kubernetes.extended_resources);
+    match extended_resources::decided(client, node, setting).await {
+        Some(Decision { mechanism, reason }) => {
+            Check::new(NAME, Verdict::Ok, format!("offered by {mechanism}: {reason}"))
+        }
+        None => {
+            let unread =
+                "the versions of API server and kubelet cannot be read: none are offered on a new node";
+            Check::new(NAME, Verdict::Unknown, unread)
+        }
+    }
+}
 
 async fn rights(client: &KubeClient) -> Check {
     preflight::missing_rights(client)

@@ -1,5 +1,5 @@
-//! The kubelet bridge: every driver that serves claims is a DRA driver of the kubelet, and every pool with a resource's name a device
-//! plugin of it.
+//! The kubelet bridge: every driver that serves claims is a DRA driver of the kubelet, and every pool with a resource's name that slices
+//! do not offer (`crate::extended_resources`) a device plugin of it.
 //!
 //! Is given the manager and the registry; owns the sockets in the kubelet's directories, their registrations, and the claims that stand
 //! for devices that the kubelet's device manager allocated. `dra` serves drivers, `device_plugins` extended resources; both prepare

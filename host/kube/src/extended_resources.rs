@@ -11,6 +11,8 @@ mod decide;
 mod observe;
 mod record;
 mod switch;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -35,7 +37,7 @@ use crate::pools::PoolNames;
 use crate::slices::DriverSnapshot;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{DriverName, ExtendedResource, PoolName, Problem, ProblemCode};
+use nodedock_model::{DriverName, ExtendedResource, ObjectName, PoolName, Problem, ProblemCode};
 
 /// Interval of reading the versions of the cluster; the second after a failure, and while nothing was decided the third.
 const CLUSTER_PERIOD: Duration = Duration::from_secs(600);
@@ -140,6 +142,20 @@ impl ExtendedResources {
     }
 }
 
+#[cfg(test)]
+impl ExtendedResources {
+    /// Every pool with a name is offered by another mechanism from this generation on.
+    pub(crate) fn set_fixed(&self, mechanism: Mechanism, generation: u64) {
+        let fixed = Some(mechanism);
+        self.0.mechanisms.send_replace(Arc::new(Mechanisms { generation, fixed, ..Mechanisms::default() }));
+    }
+
+    /// Resolves when the kubelet's lists are of a generation.
+    pub(crate) async fn lists_of(&self, generation: u64) {
+        self.0.done.subscribe().wait_for(|done| done.kubelet == generation).await.expect("a handle is there");
+    }
+}
+
 /// What the mechanisms are decided from.
 pub struct SwitchParts {
     pub client: KubeClient,
@@ -148,6 +164,12 @@ pub struct SwitchParts {
     pub drivers: watch::Receiver<DriverSnapshot>,
     pub conditions: Conditions,
     pub tasks: Tasks,
+}
+
+/// Decides as a daemon of this node would at its first start; `None`: the cluster cannot be read.
+pub async fn decided(client: &KubeClient, node: ObjectName, setting: MechanismSetting) -> Option<Decision> {
+    let observer = Observer { client: client.clone(), names: PoolNames { node } };
+    decide(setting, &observer.cluster().await)
 }
 
 /// The mechanisms before their task runs.

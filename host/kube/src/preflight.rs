@@ -11,12 +11,13 @@ use crate::client::{ApiError, DraVersion, KubeClient};
 use nodedock_model::ObjectName;
 
 /// Verbs on a resource of a group, `resource/subresource`, that the daemon uses. The role of the deployment has the same.
-pub const RIGHTS: [(&str, &str, &[&str]); 8] = [
+pub const RIGHTS: [(&str, &str, &[&str]); 9] = [
     ("resource.k8s.io", "resourceclaims", &["get", "list", "watch"]),
     ("resource.k8s.io", "resourceclaims/status", &["patch"]),
     ("resource.k8s.io", "resourceclaims/driver", &["associated-node:patch"]),
     ("resource.k8s.io", "resourceslices", &["list", "watch", "create", "update", "delete"]),
     ("resource.k8s.io", "devicetaintrules", &["list", "watch"]),
+    ("resource.k8s.io", "deviceclasses", &["list"]),
     ("", "nodes", &["get"]),
     ("", "pods", &["get", "list", "watch"]),
     ("events.k8s.io", "events", &["create", "patch"]),

@@ -18,6 +18,7 @@ use nodedock_kube::bridge::{Bridge, Registration};
 use nodedock_kube::claims::ApiClaims;
 use nodedock_kube::client::{KubeClient, Reachability};
 use nodedock_kube::events::Events;
+use nodedock_kube::extended_resources::ExtendedResources;
 use nodedock_kube::reconcile::Reconcile;
 use nodedock_kube::slices::SliceReport;
 use nodedock_kube::status::Statuses;
@@ -37,6 +38,7 @@ pub struct Cluster {
     pub events: Events,
     pub reconcile: Reconcile,
     pub taints: DeviceTaints,
+    pub extended_resources: ExtendedResources,
 }
 
 impl Cluster {

@@ -26,6 +26,7 @@ use nodedock_kube::bridge::{Bridge, BridgeParts, BridgeTimes, OnRefused};
 use nodedock_kube::claims::ApiClaims;
 use nodedock_kube::client::{ClientConfig, KubeClient, RequestRate};
 use nodedock_kube::events::{self, Events};
+use nodedock_kube::extended_resources::{self, ExtendedResources, SwitchParts};
 use nodedock_kube::facts::Facts;
 use nodedock_kube::pools::{NodePools, PoolNames};
 use nodedock_kube::reconcile::{HeldClaims, Reconcile};
@@ -35,6 +36,13 @@ use nodedock_kube::taints::DeviceTaints;
 use nodedock_model::{
     Claim, ClaimRecord, DriverName, KubeletClaim, ObjectName, ObjectRef, Problem, Uid, limit,
 };
+
+/// What slices are made of.
+struct SliceInputs {
+    drivers: watch::Receiver<DriverSnapshot>,
+    failed: watch::Receiver<FailedDevices>,
+    extended_resources: ExtendedResources,
+}
 
 /// The client of the API server, before the claim manager is there to use it.
 pub(super) struct Connected {
@@ -128,7 +136,14 @@ impl Connected {
             Events::start(&parts.tasks, self.client.clone(), node.clone(), facts.watch(), conditions.clone());
         events::publish_conditions(&parts.tasks, events.clone(), conditions.clone(), &parts.changes);
         let statuses = Statuses::start(&parts.tasks, &self.client, conditions.clone(), limit::STATUSES_MAX);
-        let bridge = self.bridge(parts, events.clone(), &tasks)?;
+        let paths = &parts.config.paths;
+        let offered_before = || Bridge::offered_before(&paths.offered_devices);
+        let switch = extended_resources::load(
+            paths.extended_resources.clone(),
+            offered_before,
+            parts.conditions.clone(),
+        );
+        let bridge = self.bridge(parts, events.clone(), switch.handle(), &tasks)?;
         let prepared = Arc::new(PreparedClaims { claims: parts.manager.clone(), bridge: bridge.clone() });
         let reconcile =
             Reconcile::start(&parts.tasks, &self.client, node, &self.config.kubelet_root, prepared);
@@ -151,7 +166,13 @@ impl Connected {
             parts.tasks.clone(),
         );
         parts.tasks.spawn("status-feed", reports);
-        let slices = self.slices(parts, facts, events.clone(), drivers, binding.failed());
+        let extended_resources = switch.handle();
+        let inputs = SliceInputs {
+            drivers: drivers.clone(),
+            failed: binding.failed(),
+            extended_resources: extended_resources.clone(),
+        };
+        let slices = self.slices(parts, facts, events.clone(), inputs);
         let taints = DeviceTaints::start(
             &parts.tasks,
             &self.client,
@@ -160,31 +181,43 @@ impl Connected {
             self.pools.clone(),
         );
         bridge.start();
+        switch.start(SwitchParts {
+            client: self.client.clone(),
+            names: self.pools.names.clone(),
+            setting: self.config.extended_resources,
+            drivers,
+            conditions,
+            tasks: parts.tasks.clone(),
+        });
         let (client, claims) = (self.client, self.claims);
-        let cluster = Cluster { bridge, client, claims, slices, statuses, events, reconcile, taints };
+        let cluster = Cluster {
+            bridge,
+            client,
+            claims,
+            slices,
+            statuses,
+            events,
+            reconcile,
+            taints,
+            extended_resources,
+        };
         Ok(KubeletSockets { tasks, cluster: Some(cluster) })
     }
 
     /// Writes slices until the tasks stop. They are not deleted then.
-    fn slices(
-        &self,
-        parts: &Parts<'_>,
-        node: Facts,
-        events: Events,
-        drivers: watch::Receiver<DriverSnapshot>,
-        failed: watch::Receiver<FailedDevices>,
-    ) -> SliceReport {
+    fn slices(&self, parts: &Parts<'_>, node: Facts, events: Events, inputs: SliceInputs) -> SliceReport {
         let report = SliceReport::default();
         let watched = slices::watch_slices(&self.client, &self.config.node_name);
         let slice_parts = SliceParts {
             kube: self.client.clone(),
             turns: Arc::new(Semaphore::new(1)),
-            drivers,
+            drivers: inputs.drivers,
             node,
             names: self.pools.names.clone(),
             on_unhealthy: events::on_unhealthy(events, parts.manager.clone()),
             settings: self.config.slices.clone(),
-            failed,
+            failed: inputs.failed,
+            extended_resources: inputs.extended_resources,
             conditions: parts.conditions.clone(),
             report: report.clone(),
             tasks: parts.tasks.clone(),
@@ -215,7 +248,13 @@ impl Connected {
         Binding::start(&parts.tasks, binding)
     }
 
-    fn bridge(&self, parts: &Parts<'_>, events: Events, tasks: &Tasks) -> Result<Bridge> {
+    fn bridge(
+        &self,
+        parts: &Parts<'_>,
+        events: Events,
+        extended_resources: ExtendedResources,
+        tasks: &Tasks,
+    ) -> Result<Bridge> {
         let on_refused: OnRefused = Arc::new(move |refusal| events.refused(refusal));
         let paths = &parts.config.paths;
         let bridge = Bridge::new(BridgeParts {
@@ -229,6 +268,7 @@ impl Connected {
             manager: parts.manager.clone(),
             registry: parts.registry.clone(),
             pools: self.pools.clone(),
+            extended_resources,
             source: self.source(),
             on_refused,
             changes: parts.changes.clone(),

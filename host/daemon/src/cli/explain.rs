@@ -9,6 +9,8 @@ use super::client::{Client, connect};
 use super::output::{Format, join, print, print_text};
 use super::{Location, describe, names};
 use nodedock_base::clock::{now_ms, rfc3339};
+use nodedock_kube::extended_resources::class_name;
+use nodedock_model::{DriverName, ExtendedResource};
 
 #[derive(Subcommand)]
 pub(super) enum ExplainCommand {
@@ -20,6 +22,8 @@ pub(super) enum ExplainCommand {
     },
     /// A driver, by its name, or that of its file or socket
     Driver { name: String },
+    /// An extended resource: by which mechanism it is offered, and why
+    Resource { name: String },
 }
 
 pub(super) async fn run(location: &Location, command: ExplainCommand) -> Result<()> {
@@ -27,6 +31,7 @@ pub(super) async fn run(location: &Location, command: ExplainCommand) -> Result<
     match command {
         ExplainCommand::Claim { name, output } => claim(client, &name, output).await,
         ExplainCommand::Driver { name } => driver(client, &name).await,
+        ExplainCommand::Resource { name } => resource(client, &name).await,
     }
 }
 
@@ -49,6 +54,47 @@ async fn driver(mut client: Client, name: &str) -> Result<()> {
     let claims = client.list_claims(v1::ListClaimsRequest::default()).await?.into_inner().claims;
     let lines = absent_driver_lines(name, &claims);
     if lines.is_empty() { Err(names::unknown("driver", name)) } else { print_text(&join(lines)) }
+}
+
+async fn resource(mut client: Client, name: &str) -> Result<()> {
+    let resources = client.get_capacity(v1::GetCapacityRequest {}).await?.into_inner().resources;
+    let Some(resource) = resources.iter().find(|resource| resource.name == name) else {
+        return Err(names::unknown("resource", name));
+    };
+    let node = client.get_node(v1::GetNodeRequest {}).await?.into_inner();
+    print_text(&join(resource_lines(resource, &node.conditions)))
+}
+
+fn resource_lines(resource: &v1::Resource, conditions: &[v1::Condition]) -> Vec<String> {
+    let v1::Resource { name, capacity, allocatable, allocated, driver, mechanism, mechanism_reason, .. } =
+        resource;
+    let offered = match mechanism.as_str() {
+        "" => "is allocated by this daemon".to_owned(),
+        "none" => "is offered by neither mechanism now".to_owned(),
+        mechanism => format!("is offered by {mechanism}"),
+    };
+    let from = if driver.is_empty() { "no plugin or driver" } else { driver };
+    let mut lines = vec![
+        format!("{name} of {from} {offered}"),
+        format!("  {capacity} devices, {allocatable} healthy, {allocated} allocated"),
+    ];
+    lines.extend((!mechanism_reason.is_empty()).then(|| format!("  because: {mechanism_reason}")));
+    if !mechanism.is_empty()
+        && let (Ok(resource), Ok(_)) = (ExtendedResource::new(name), DriverName::new(driver))
+    {
+        let class = class_name(&resource);
+        lines.push(format!(
+            "  DeviceClass: {class}, of which pods also request deviceclass.resource.kubernetes.io/{class}"
+        ));
+    }
+    let is_about = |condition: &&v1::Condition| {
+        condition.subject == *name
+            || (!driver.is_empty() && condition.subject.starts_with(&format!("{driver}/")))
+    };
+    lines.extend(
+        conditions.iter().filter(is_about).flat_map(|condition| describe::problem(&condition.problem, "  ")),
+    );
+    lines
 }
 
 /// A driver that is not here, with the claims that it prepared; nothing if it prepared none.

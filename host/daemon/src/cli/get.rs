@@ -8,10 +8,13 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use nodedock_proto::node::v1;
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::client::{Client, connect};
 use super::output::{Format, Row, print, print_text, table};
 use super::{Location, names};
+use nodedock_kube::extended_resources::{class_name, manifest};
+use nodedock_model::{DriverName, ExtendedResource};
 
 #[derive(Args)]
 pub(super) struct GetArgs {
@@ -38,6 +41,9 @@ enum What {
     /// Extended resources: of device plugins, and of pools that carry a resource's name
     #[value(alias = "resource")]
     Resources,
+    /// DeviceClasses for the extended resources of drivers, for `kubectl apply -f -` with -o yaml
+    #[value(alias = "deviceclass")]
+    Deviceclasses,
     /// The node itself, and its problems
     Node,
 }
@@ -45,7 +51,26 @@ enum What {
 impl What {
     fn singular(self) -> String {
         let value = self.to_possible_value();
-        value.map(|value| value.get_name().trim_end_matches('s').to_owned()).unwrap_or_default()
+        let name = value.map(|value| value.get_name().to_owned()).unwrap_or_default();
+        match self {
+            Self::Deviceclasses => "deviceclass".to_owned(),
+            _ => name.trim_end_matches('s').to_owned(),
+        }
+    }
+}
+
+/// The DeviceClass of an extended resource.
+struct ClassOfResource {
+    resource: ExtendedResource,
+    driver: DriverName,
+    mechanism: String,
+}
+
+impl ClassOfResource {
+    /// None: the resource is of a native device plugin, which no class selects, or has no driver now.
+    fn of(resource: &v1::Resource) -> Option<Self> {
+        let (name, driver) = (ExtendedResource::new(&resource.name), DriverName::new(&resource.driver));
+        Some(Self { resource: name.ok()?, driver: driver.ok()?, mechanism: resource.mechanism.clone() })
     }
 }
 
@@ -127,6 +152,17 @@ async fn show(client: &mut Client, args: &GetArgs) -> Result<bool> {
             let resources: Vec<_> = resources(answer).into_iter().filter(named).collect();
             list(format, &resources, "no extended resources")
         }
+        What::Deviceclasses => {
+            let answer = client.get_capacity(v1::GetCapacityRequest {}).await?.into_inner();
+            let classes: Vec<_> = answer.resources.iter().filter_map(ClassOfResource::of).collect();
+            let named = |class: &ClassOfResource| {
+                name.is_empty() || class_name(&class.resource) == name || class.resource.as_str() == name
+            };
+            let classes: Vec<_> = classes.into_iter().filter(named).collect();
+            let none = "no extended resources of drivers, so no DeviceClasses";
+            print(format, &class_list(&classes), || table(format, &classes, none))?;
+            Ok(!classes.is_empty())
+        }
         What::Node => {
             let node = client.get_node(v1::GetNodeRequest {}).await?.into_inner();
             if !name.is_empty() && name != node.name {
@@ -139,6 +175,12 @@ async fn show(client: &mut Client, args: &GetArgs) -> Result<bool> {
             print(format, &node, text).map(|()| true)
         }
     }
+}
+
+/// A list as `kubectl apply -f -` reads it.
+fn class_list(classes: &[ClassOfResource]) -> Value {
+    let items: Vec<_> = classes.iter().map(|class| manifest(&class.resource, &class.driver)).collect();
+    json!({ "apiVersion": "v1", "kind": "List", "items": items })
 }
 
 fn list<R: Row + Serialize>(format: Format, rows: &[R], none: &str) -> Result<bool> {
@@ -218,17 +260,46 @@ mod tests {
             active: true,
             driver: "d".to_owned(),
             numa_nodes: vec![0, 1],
+            mechanism: "dra".to_owned(),
+            mechanism_reason: "of the test".to_owned(),
         };
         let answer = v1::GetCapacityResponse { resources: vec![there], removed: vec!["a.dev/a".to_owned()] };
         let resources = resources(answer);
         let expected = serde_json::json!([
             {"name": "a.dev/a", "capacity": 0, "allocatable": 0, "allocated": 0, "active": false, "driver": ""},
-            {"name": "b.dev/b", "capacity": 3, "allocatable": 2, "allocated": 1, "active": true, "driver": "d"},
+            {"name": "b.dev/b", "capacity": 3, "allocatable": 2, "allocated": 1, "active": true, "driver": "d",
+             "mechanism": "dra", "mechanismReason": "of the test"},
         ]);
         assert_eq!(serde_json::to_value(&resources).unwrap(), expected);
         let cells =
             |of: &v1::Resource| Vec::from_iter(v1::Resource::COLUMNS.iter().map(|(_, cell)| cell(of)));
-        assert_eq!(cells(&resources[0]), ["a.dev/a", "0", "0", "0", "false", "-", ""]);
-        assert_eq!(cells(&resources[1]), ["b.dev/b", "3", "2", "1", "true", "d", "0,1"]);
+        assert_eq!(cells(&resources[0]), ["a.dev/a", "0", "0", "0", "false", "-", "-", "", ""]);
+        assert_eq!(
+            cells(&resources[1]),
+            ["b.dev/b", "3", "2", "1", "true", "d", "dra", "0,1", "of the test"]
+        );
+    }
+
+    #[test]
+    fn classes_are_of_resources_of_drivers_in_a_list_that_kubectl_reads() {
+        let resource = |name: &str, driver: &str| v1::Resource {
+            name: name.to_owned(),
+            driver: driver.to_owned(),
+            ..v1::Resource::default()
+        };
+        let resources = [
+            resource("a.dev/gpu", "gpu.a.dev"),
+            resource("b.dev/nic", "/var/lib/kubelet/device-plugins/nic.sock"),
+            resource("c.dev/gone", ""),
+        ];
+        let classes: Vec<_> = resources.iter().filter_map(ClassOfResource::of).collect();
+        let list = class_list(&classes);
+        assert_eq!((&list["apiVersion"], &list["kind"]), (&json!("v1"), &json!("List")));
+        let [class] = list["items"].as_array().unwrap().as_slice() else { panic!("{list:#}") };
+        assert_eq!(
+            (&class["kind"], &class["metadata"]["name"]),
+            (&json!("DeviceClass"), &json!("a.dev-gpu"))
+        );
+        assert_eq!(class["spec"]["extendedResourceName"], "a.dev/gpu");
     }
 }

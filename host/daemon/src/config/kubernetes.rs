@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::{binding, overhead, values};
+use nodedock_kube::extended_resources::MechanismSetting;
 use nodedock_kube::slices::{BindingRule, Overhead, SliceSettings};
 use nodedock_model::{ObjectName, limit};
 use nodedock_wasm::NumaNodeForm;
@@ -41,6 +42,8 @@ pub struct KubernetesSection {
     pub binding_conditions: Vec<BindingRule>,
     /// Whether the attribute of a device's NUMA node is a list: the cluster has list attributes (`DRAListTypeAttributes`).
     pub numa_node_list: Option<bool>,
+    /// By which mechanism pools with an extended-resource name are offered; by the versions of API server and kubelet unless set.
+    pub extended_resources: Option<MechanismSetting>,
 }
 
 /// Flags and environment variables, which win over the section.
@@ -74,6 +77,7 @@ pub struct KubernetesConfig {
     pub requests_per_second: u32,
     pub request_burst: u32,
     pub numa_node_form: NumaNodeForm,
+    pub extended_resources: MechanismSetting,
     pub slices: SliceSettings,
 }
 
@@ -145,6 +149,7 @@ pub(super) fn resolve(
             overhead: section.overhead.clone(),
             binding: section.binding_conditions.clone(),
         },
+        extended_resources: section.extended_resources.unwrap_or_default(),
         numa_node_form: match section.numa_node_list {
             Some(true) => NumaNodeForm::List,
             Some(false) | None => NumaNodeForm::Number,
@@ -206,17 +211,20 @@ mod tests {
             evict_unhealthy_after_seconds: Some(60),
             overhead: Vec::new(),
             binding_conditions: Vec::new(),
+            extended_resources: Some(MechanismSetting::Dra),
         };
         let config = of(KubernetesFlags::default(), &section).unwrap().unwrap();
         assert_eq!((config.kubelet_root, config.kubeconfig), ("/k".into(), Some("/c".into())));
         assert_eq!((config.requests_per_second, config.request_burst), (3, 4));
         assert_eq!(config.numa_node_form, NumaNodeForm::List);
+        assert_eq!(config.extended_resources, MechanismSetting::Dra);
         assert_eq!(config.slices.evict_after, Some(Duration::from_secs(60)));
         let flags =
             KubernetesFlags { kubelet_root: Some("/f".into()), kubeconfig: Some("/g".into()), ..on() };
         let config = of(flags, &section).unwrap().unwrap();
         assert_eq!((config.kubelet_root, config.kubeconfig), ("/f".into(), Some("/g".into())));
         let plain = of(on(), &KubernetesSection::default()).unwrap().unwrap();
+        assert_eq!(plain.extended_resources, MechanismSetting::Auto);
         assert_eq!((plain.kubelet_root, plain.kubeconfig), ("/r/var/lib/kubelet".into(), None));
         let off = KubernetesFlags { enabled: Some(false), ..KubernetesFlags::default() };
         assert_eq!(of(off, &section), Ok(None));

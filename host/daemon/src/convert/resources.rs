@@ -10,6 +10,7 @@ use nodedock_core::manager::devices::{
     TopologyHint,
 };
 use nodedock_core::manager::{PodResource, PodView};
+use nodedock_kube::extended_resources::{Mechanism, Mechanisms};
 use nodedock_model::{DriverName, ExtendedResource, Problem, Uid, limit};
 
 /// Checks how many devices of each resource a container is limited to.
@@ -93,10 +94,37 @@ pub fn capacity(
         active: view.active,
         driver: source(&view.source),
         numa_nodes: nodes_of(&view.devices),
+        ..v1::Resource::default()
     };
     v1::GetCapacityResponse {
         resources: capacity.resources.iter().map(resource).collect(),
         removed: capacity.removed.iter().map(ToString::to_string).collect(),
+    }
+}
+
+/// Sets by which mechanism each resource is offered. One that has no driver and no plugin now is offered by none.
+pub fn set_mechanisms(answer: &mut v1::GetCapacityResponse, mechanisms: &Mechanisms) {
+    for resource in answer.resources.iter_mut().filter(|resource| !resource.driver.is_empty()) {
+        let of_driver =
+            DriverName::new(&resource.driver).ok().zip(ExtendedResource::new(&resource.name).ok());
+        let Some((driver, name)) = of_driver else {
+            resource.mechanism = Mechanism::DevicePlugin.to_string();
+            resource.mechanism_reason = "it is of a native device plugin".to_owned();
+            continue;
+        };
+        let pools: Vec<_> = mechanisms.of_resource(&driver, &name).collect();
+        let offered: BTreeSet<_> = pools.iter().map(|pool| pool.offered).collect();
+        let shown = offered.iter().map(|offered| offered.map_or("none", Mechanism::as_str));
+        resource.mechanism =
+            if pools.is_empty() { "none".to_owned() } else { shown.collect::<Vec<_>>().join(",") };
+        let waits = pools.iter().find(|pool| pool.offered.is_none()).map(|pool| &pool.waits_for);
+        let decided = mechanisms.decision.as_ref().map(|decision| decision.reason.clone());
+        resource.mechanism_reason = match waits {
+            Some(waits_for) => format!("it waits for {waits_for}"),
+            None => {
+                decided.unwrap_or_else(|| "it waits for the versions of API server and kubelet".to_owned())
+            }
+        };
     }
 }
 

@@ -9,6 +9,7 @@ use super::Nodes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
 use nodedock_kube::client::KubeClient;
+use nodedock_kube::extended_resources::{ExtendedResources, Mechanism};
 use nodedock_kube::facts::Facts;
 use nodedock_kube::fleet::{watch_nodes, watch_slices_by_node};
 use nodedock_kube::slices::{self, FailedDevices, SliceParts, SliceReport, SliceSettings};
@@ -65,6 +66,8 @@ pub(super) fn start(
             on_unhealthy: Arc::new(|_| {}),
             settings: SliceSettings::default(),
             failed: watch::channel(FailedDevices::default()).1,
+            // A virtual node has no kubelet, so what it would allocate is not simulated.
+            extended_resources: ExtendedResources::fixed(Mechanism::DevicePlugin),
             conditions: conditions.clone(),
             report: report.clone(),
             tasks: tasks.clone(),

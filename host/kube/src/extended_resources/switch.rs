@@ -62,9 +62,9 @@ pub struct Mechanisms {
     /// Differs if any pool is offered otherwise.
     pub generation: u64,
     pub decision: Option<Decision>,
-    pub(super) pools: BTreeMap<LocalPool, PoolStatus>,
+    pub(crate) pools: BTreeMap<LocalPool, PoolStatus>,
     /// Of every pool with a name that is not in `pools`.
-    pub(super) fixed: Option<Mechanism>,
+    pub(crate) fixed: Option<Mechanism>,
 }
 
 /// How a pool is offered.
@@ -74,7 +74,7 @@ pub struct PoolStatus {
     /// `None`: by neither mechanism, until `waits_for`.
     pub offered: Option<Mechanism>,
     pub waits_for: String,
-    pub(super) claimed: BTreeSet<DeviceName>,
+    pub(crate) claimed: BTreeSet<DeviceName>,
 }
 
 impl Mechanisms {
@@ -414,8 +414,10 @@ impl Switch {
         for key in self.keys() {
             let Some(target) = self.target(&key).filter(|_| !self.is_offered(&key)) else { continue };
             let known = withheld.remove(&key);
-            let (since, began) =
-                known.as_ref().map_or((self.generation + 1, now), |known| (known.since, known.began));
+            // A pool that nothing was decided for is not offered already.
+            let is_shown = self.offered.get(&key).is_some_and(|(offered, _)| offered.is_none());
+            let since = self.generation + u64::from(!is_shown);
+            let (since, began) = known.as_ref().map_or((since, now), |known| (known.since, known.began));
             let was_in_slices =
                 self.record.pools.get(&key).is_some_and(|record| record.mechanism == Mechanism::Dra)
                     || known.as_ref().is_some_and(|known| known.was_in_slices);

@@ -7,7 +7,9 @@ use serde_json::{Map, Value};
 
 use super::super::describe;
 use super::super::output::{Column, Row, joined};
+use super::ClassOfResource;
 use nodedock_base::clock::rfc3339;
+use nodedock_kube::extended_resources::class_name;
 
 impl Row for v1::Driver {
     const COLUMNS: &'static [Column<Self>] = &[
@@ -96,9 +98,20 @@ impl Row for v1::Resource {
         ("ALLOCATED", |resource| resource.allocated.to_string()),
         ("ACTIVE", |resource| resource.active.to_string()),
         ("DRIVER", |resource| or_dash(&resource.driver)),
+        ("OFFERED BY", |resource| or_dash(&resource.mechanism)),
         ("NUMA", |resource| joined(&resource.numa_nodes)),
+        ("BECAUSE", |resource| resource.mechanism_reason.clone()),
     ];
-    const NARROW: usize = 6;
+    const NARROW: usize = 7;
+}
+
+impl Row for ClassOfResource {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("CLASS", |class| class_name(&class.resource)),
+        ("RESOURCE", |class| class.resource.to_string()),
+        ("DRIVER", |class| class.driver.to_string()),
+        ("OFFERED BY", |class| or_dash(&class.mechanism)),
+    ];
 }
 
 impl Row for v1::NodeStatus {

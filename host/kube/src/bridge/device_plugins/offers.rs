@@ -103,6 +103,7 @@ pub(super) fn by_mechanism(mut offers: Offers, mechanisms: &Mechanisms, allocate
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::extended_resources::{LocalPool, PoolStatus};
 
     fn resource(name: &str) -> ExtendedResource {
         ExtendedResource::new(format!("example.com/{name}")).unwrap()
@@ -149,6 +150,41 @@ mod tests {
             ObservedPools { offers: [(resource("gpu"), listed)].into(), ..ObservedPools::default() };
         assert_eq!(desired(&observed, &mut remembered), observed.offers);
         assert!(remembered.is_empty());
+    }
+
+    #[test]
+    fn a_list_has_the_pools_of_its_mechanism_and_of_others_what_pods_have() {
+        let status = |offered, claimed: &[&str]| PoolStatus {
+            resource: resource("gpu"),
+            offered,
+            waits_for: String::new(),
+            claimed: claimed.iter().map(|name| name.parse().unwrap()).collect(),
+        };
+        let key = |pool: &str| LocalPool { driver: driver("a"), pool: pool.parse().unwrap() };
+        let pools = [
+            (key("here"), status(Some(Mechanism::DevicePlugin), &["1"])),
+            (key("slices"), status(Some(Mechanism::Dra), &[])),
+            (key("neither"), status(None, &[])),
+        ];
+        let mechanisms = Mechanisms { pools: pools.into(), ..Mechanisms::default() };
+        let ids =
+            ["here/0", "here/1", "neither/0", "neither/1", "slices/0", "slices/1", "unknown/0", "no-pool"];
+        let allocated: DeviceIds =
+            ["here/0", "neither/1", "slices/0"].map(|id| (driver("a"), id.to_owned())).into();
+        let offers = Offers::from([(resource("gpu"), offer("a", &ids))]);
+        let listed = by_mechanism(offers.clone(), &mechanisms, &allocated);
+        let devices: Vec<_> = listed[&resource("gpu")]
+            .devices
+            .iter()
+            .map(|device| (device.id.as_str(), device.healthy))
+            .collect();
+        assert_eq!(devices, [("here/0", true), ("here/1", false), ("neither/1", false), ("slices/0", false)]);
+        assert!(by_mechanism(offers, &Mechanisms::default(), &DeviceIds::new()).is_empty());
+        // A native plugin is not concerned.
+        let plugin =
+            ResourceOffer { source: OfferSource::Plugin(DeviceOptions::default()), ..offer("a", &["0"]) };
+        let offers = Offers::from([(resource("gpu"), plugin)]);
+        assert_eq!(by_mechanism(offers.clone(), &Mechanisms::default(), &DeviceIds::new()), offers);
     }
 
     #[test]

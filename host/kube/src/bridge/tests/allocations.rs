@@ -28,6 +28,7 @@ struct Admission {
     kubelet: Kubelet,
     client: DevicePluginClient<Channel>,
     running: Running,
+    extended_resources: ExtendedResources,
 }
 
 impl Admission {
@@ -37,11 +38,12 @@ impl Admission {
         node.offer("abcdef");
         let kubelet = kubelet(&node).await;
         let parts = node.parts();
+        let extended_resources = parts.extended_resources.clone();
         let times = BridgeTimes { admission, unused, unseen: unused, ..parts.times };
         let running = Running::start(BridgeParts { times, ..parts });
         listed(&kubelet, "abcdef").await;
         let client = client(&node).await;
-        Self { node, kubelet, client, running }
+        Self { node, kubelet, client, running, extended_resources }
     }
 
     fn allocating(&self, letters: &str) -> impl Future<Output = Result<String, Status>> + use<> {
@@ -105,6 +107,37 @@ async fn the_same_devices_are_the_same_claim_and_containers_of_a_pod_share() {
     let preferred = client.get_preferred_allocation(asked).await.unwrap().into_inner();
     assert_eq!(preferred.container_responses[0].device_ids, ["p/b"]);
     client.pre_start_container(wire::PreStartContainerRequest::default()).await.unwrap();
+}
+
+#[tokio::test]
+async fn devices_of_a_withdrawn_pool_stay_with_their_pods_and_no_other_is_allocated() {
+    let admission = Admission::new(LONG, LONG).await;
+    admission.allocate("ab").await.unwrap();
+    admission.node.driver.shut.send_replace(true);
+    let under_way = tokio::spawn(admission.allocating("c"));
+    while admission.node.driver.call().await != "prepare c" {}
+
+    let extended_resources = &admission.extended_resources;
+    extended_resources.set_fixed(Mechanism::Dra, 7);
+    soon(extended_resources.lists_of(7)).await;
+    let allocated = |letters: &str| -> BTreeSet<_> {
+        letters.chars().map(|letter| (name(GPU), format!("p/{letter}"))).collect()
+    };
+    assert_eq!(*extended_resources.view().allocated, allocated("abc"), "a call under way counts");
+    listed(&admission.kubelet, "ABC").await;
+    let refused = admission.allocate("d").await.unwrap_err();
+    assert_eq!(refused.code(), Code::NotFound, "{refused:?}");
+    admission.node.driver.shut.send_replace(false);
+    assert_eq!(soon(under_way).await.unwrap().unwrap(), "1 of 1");
+    assert_eq!(admission.allocate("ab").await.unwrap(), "2 of 1", "a container starts again");
+
+    for claim in admission.node.manager.claims() {
+        admission.node.unprepare(&claim.id).await;
+    }
+    admission.running.until("withdrawn", |running| running.bridge.resources().is_empty()).await;
+    admission.running.until("free", |_| extended_resources.view().allocated.is_empty()).await;
+    extended_resources.set_fixed(Mechanism::DevicePlugin, 8);
+    listed(&admission.kubelet, "abcdef").await;
 }
 
 #[tokio::test]
