@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
@@ -34,7 +35,7 @@ use self::switch::{Acknowledged, PoolRecord, Record, Switch};
 use crate::bridge::state_file::StateFile;
 use crate::client::{ApiError, KubeClient};
 use crate::pools::PoolNames;
-use crate::slices::DriverSnapshot;
+use crate::slices::{DriverSnapshot, PoolKey};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{DriverName, ExtendedResource, ObjectName, PoolName, Problem, ProblemCode};
@@ -64,6 +65,8 @@ struct Shared {
     /// Devices that the kubelet's device manager has allocated.
     allocated: watch::Sender<Arc<DeviceIds>>,
     done: watch::Sender<Acknowledged>,
+    /// Pools that had slices since the start, by their names in the API: as many as drivers had.
+    had_slices: Mutex<BTreeSet<PoolKey>>,
 }
 
 /// The mechanisms, and the devices that the kubelet's device manager has allocated: at least those of the mechanisms' time.
@@ -97,6 +100,7 @@ impl ExtendedResources {
             mechanisms: watch::Sender::new(Arc::new(mechanisms)),
             allocated: watch::Sender::default(),
             done: watch::Sender::default(),
+            had_slices: Mutex::default(),
         }))
     }
 
@@ -120,8 +124,9 @@ impl ExtendedResources {
         self.0.mechanisms.subscribe()
     }
 
-    /// The slices are derived by this generation, and no write of other ones is under way.
-    pub(crate) fn slices_derived(&self, generation: u64) {
+    /// The slices are derived by this generation, and no write of other ones is under way. `observed`: pools that have slices until now.
+    pub(crate) fn slices_derived(&self, generation: u64, observed: BTreeSet<PoolKey>) {
+        self.0.had_slices.lock().extend(observed);
         self.0.done.send_if_modified(|done| std::mem::replace(&mut done.slices, generation) != generation);
     }
 
@@ -189,14 +194,17 @@ pub fn load(
     let mut file = StateFile::<Record>::new(file, conditions);
     let mut record = file.load_at_start();
     // A file that cannot be read says nothing, not even that there was none.
-    if record == Record::default() && file.has(&record) {
+    let is_missing = record == Record::default() && file.is_missing();
+    if is_missing {
         let mechanism = Mechanism::DevicePlugin;
         let before = offered_before().into_iter();
         let of = |(key, resource)| (key, PoolRecord { resource, mechanism, claimed: BTreeSet::new() });
         record.pools = before.map(of).collect();
         record.decided = (!record.pools.is_empty()).then_some(mechanism);
     }
-    let switch = Switch::new(record, Instant::now());
+    // From now on it is there: a process after this one knows that slices may have been written.
+    let is_new_node = is_missing && file.save_at_start(&record);
+    let switch = Switch::new(record, is_new_node, Instant::now());
     LoadedSwitch { handle: ExtendedResources::new(switch.mechanisms()), switch, file }
 }
 
@@ -249,7 +257,8 @@ impl SwitchTask {
             let pools = pools_of(&self.parts.drivers.borrow_and_update());
             self.switch.set_pools(pools, Instant::now());
             self.publish();
-            self.switch.acknowledge(*done.borrow_and_update(), Instant::now());
+            let acknowledged = *done.borrow_and_update();
+            self.switch.acknowledge(acknowledged, &self.had_slices(), Instant::now());
             self.advance().await;
             self.publish();
             self.report_overdue();
@@ -305,6 +314,15 @@ impl SwitchTask {
             tracing::info!(%mechanism, reason, "extended resources are offered by this mechanism");
         }
         self.switch.decide(decision, Instant::now());
+    }
+
+    fn had_slices(&self) -> BTreeSet<LocalPool> {
+        let had_slices = self.handle.0.had_slices.lock();
+        let local = |PoolKey { driver, pool }: &PoolKey| {
+            let pool = PoolName::new(self.parts.names.local(pool.as_str())).ok()?;
+            Some(LocalPool { driver: driver.clone(), pool })
+        };
+        had_slices.iter().filter_map(local).collect()
     }
 
     /// Reads what the switch needs, and commits what follows.

@@ -2,6 +2,7 @@
 
 mod binding;
 mod claims;
+mod extended;
 mod kubelet;
 mod starts;
 mod taints;
@@ -15,7 +16,7 @@ use nodedock_tests::cluster::{Cluster, NAMESPACE, NODE};
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
 use nodedock_tests::{Daemon, Options};
 
-/// What a device plugin gives is in no slice: two who give away one device would not know of each other.
+/// What a device plugin has is in no slice: two who give away one device would not know of each other.
 const GPUS: &str = "pools: [{name: gpus, count: 8}, {name: plugged, count: 8, firstIndex: 8, extendedResource: example.com/gpu}]\n";
 
 /// A node whose kubelet runs; its slices are deleted where a kubelet deletes them.

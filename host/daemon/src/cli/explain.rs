@@ -345,6 +345,45 @@ mod tests {
     }
 
     #[test]
+    fn a_resource_is_explained_by_its_mechanism_its_class_and_its_conditions() {
+        let resource = v1::Resource {
+            name: "example.com/gpu".into(),
+            driver: "gpu.example.com".into(),
+            mechanism: "dra".into(),
+            mechanism_reason: "of the test".into(),
+            capacity: 8,
+            allocatable: 7,
+            allocated: 1,
+            ..Default::default()
+        };
+        let condition = |subject: &str, message: &str| v1::Condition {
+            subject: subject.to_owned(),
+            problem: Some(v1::Problem { message: message.to_owned(), ..Default::default() }),
+            ..Default::default()
+        };
+        let conditions = [
+            condition("example.com/gpu", "no class"),
+            condition("gpu.example.com/gpus", "withheld"),
+            condition("example.com/nic", "another"),
+        ];
+        let text = join(resource_lines(&resource, &conditions));
+        for part in [
+            "example.com/gpu of gpu.example.com is offered by dra\n",
+            "8 devices, 7 healthy, 1 allocated",
+            "because: of the test",
+            "deviceclass.resource.kubernetes.io/example.com-gpu",
+            "no class",
+            "withheld",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains("another"), "{text}");
+        let plain = v1::Resource { mechanism: String::new(), mechanism_reason: String::new(), ..resource };
+        let text = join(resource_lines(&plain, &[]));
+        assert!(text.contains("is allocated by this daemon") && !text.contains("because"), "{text}");
+    }
+
+    #[test]
     fn a_driver_that_is_gone_is_explained_by_its_claims() {
         let part = |driver: &str| v1::ClaimDriver {
             driver: driver.to_owned(),

@@ -128,3 +128,38 @@ fn the_start_of_a_container_names_pod_and_container() {
     assert!(request(Some(&v1::ObjectRef::default()), "main").unwrap_err().message.contains("pod.uid"));
     assert!(request(Some(&pod), "").unwrap_err().message.contains("container"));
 }
+
+#[test]
+fn a_resource_shows_its_mechanism_and_why_or_what_it_waits_for() {
+    use nodedock_kube::extended_resources::{Decision, LocalPool, PoolStatus};
+
+    let status = |offered, waits_for: &str| PoolStatus {
+        resource: name("b.dev/b"),
+        offered,
+        waits_for: waits_for.to_owned(),
+        claimed: BTreeSet::new(),
+    };
+    let key = |pool: &str| LocalPool { driver: "d.dev".parse().unwrap(), pool: pool.parse().unwrap() };
+    let shown = |resource: &str, driver: &str, pools: Vec<(LocalPool, PoolStatus)>| {
+        let decision = Decision { mechanism: Mechanism::Dra, reason: "both have 1.37".to_owned() };
+        let mechanisms = Mechanisms {
+            decision: Some(decision),
+            pools: pools.into_iter().collect(),
+            ..Mechanisms::default()
+        };
+        let resource =
+            v1::Resource { name: resource.to_owned(), driver: driver.to_owned(), ..v1::Resource::default() };
+        let mut answer = v1::GetCapacityResponse { resources: vec![resource], removed: Vec::new() };
+        set_mechanisms(&mut answer, &mechanisms);
+        let resource = answer.resources.remove(0);
+        (resource.mechanism, resource.mechanism_reason)
+    };
+    let text = |mechanism: &str, reason: &str| (mechanism.to_owned(), reason.to_owned());
+    let (dra, waits) = (status(Some(Mechanism::Dra), ""), status(None, "slices"));
+    assert_eq!(shown("b.dev/b", "d.dev", vec![(key("p"), dra.clone())]), text("dra", "both have 1.37"));
+    let both = vec![(key("p"), dra), (key("q"), waits)];
+    assert_eq!(shown("b.dev/b", "d.dev", both), text("none,dra", "it waits for slices"));
+    assert_eq!(shown("b.dev/b", "d.dev", Vec::new()).0, "none");
+    assert_eq!(shown("a.dev/a", "/plugins/a.sock", Vec::new()).0, "device-plugin");
+    assert_eq!(shown("c.dev/c", "", Vec::new()), text("", ""), "the checkpoint alone knows it");
+}

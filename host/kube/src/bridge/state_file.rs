@@ -74,14 +74,30 @@ impl<T: Stored> StateFile<T> {
         self.content.as_ref() == Some(content)
     }
 
+    /// Whether there is no file.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(std::fs::symlink_metadata(&self.path), Err(error) if error.kind() == io::ErrorKind::NotFound)
+    }
+
+    /// As `save`, before tasks run.
+    pub(crate) fn save_at_start(&mut self, content: &T) -> bool {
+        let written = write(&self.path, content);
+        self.saved(content, written)
+    }
+
     /// Replaces what is stored, if it differs. False: it failed, and a condition says so, with what follows from it.
     pub(crate) async fn save(&mut self, content: &T) -> bool {
         if self.has(content) {
             return true;
         }
-        let (path, new, subject) = (self.path.clone(), content.clone(), self.path.display().to_string());
+        let (path, new) = (self.path.clone(), content.clone());
         let written = tokio::task::spawn_blocking(move || write(&path, &new)).await;
-        let Err(error) = written.unwrap_or_else(|error| Err(error.into())) else {
+        self.saved(content, written.unwrap_or_else(|error| Err(error.into())))
+    }
+
+    fn saved(&mut self, content: &T, written: io::Result<()>) -> bool {
+        let subject = self.path.display().to_string();
+        let Err(error) = written else {
             self.content = Some(content.clone());
             self.conditions.clear(ProblemCode::BridgeMemory, &subject);
             return true;

@@ -62,9 +62,9 @@ pub struct Mechanisms {
     /// Differs if any pool is offered otherwise.
     pub generation: u64,
     pub decision: Option<Decision>,
-    pub(crate) pools: BTreeMap<LocalPool, PoolStatus>,
+    pub pools: BTreeMap<LocalPool, PoolStatus>,
     /// Of every pool with a name that is not in `pools`.
-    pub(crate) fixed: Option<Mechanism>,
+    pub fixed: Option<Mechanism>,
 }
 
 /// How a pool is offered.
@@ -74,7 +74,8 @@ pub struct PoolStatus {
     /// `None`: by neither mechanism, until `waits_for`.
     pub offered: Option<Mechanism>,
     pub waits_for: String,
-    pub(crate) claimed: BTreeSet<DeviceName>,
+    /// Devices that claims of the API server had when the pool became one of the device plugin: not free yet.
+    pub claimed: BTreeSet<DeviceName>,
 }
 
 impl Mechanisms {
@@ -163,6 +164,8 @@ struct Withheld {
 #[derive(Debug, Default)]
 pub(super) struct Switch {
     record: Record,
+    /// No process before this one wrote slices of the node.
+    is_new_node: bool,
     decision: Option<Decision>,
     /// Pools of serving drivers, with their resource. One without a name had one before.
     pools: BTreeMap<LocalPool, Option<ExtendedResource>>,
@@ -176,13 +179,14 @@ pub(super) struct Switch {
 type Offered = (Option<Mechanism>, BTreeSet<DeviceName>);
 
 impl Switch {
-    pub(super) fn new(record: Record, now: Instant) -> Self {
+    /// `is_new_node`: no process before this one had a record.
+    pub(super) fn new(record: Record, is_new_node: bool, now: Instant) -> Self {
         let decision = record.decided.map(|mechanism| {
             let reason =
                 "it was decided so before the start, and the cluster has not been read since".to_owned();
             Decision { mechanism, reason }
         });
-        let mut switch = Self { record, decision, generation: 1, ..Self::default() };
+        let mut switch = Self { record, is_new_node, decision, generation: 1, ..Self::default() };
         switch.refresh(now);
         switch
     }
@@ -215,9 +219,10 @@ impl Switch {
         self.refresh(now);
     }
 
-    /// Takes the generations that are carried out.
-    pub(super) fn acknowledge(&mut self, done: Acknowledged, now: Instant) {
-        for pool in self.withheld.values_mut().filter(|pool| pool.acknowledged.is_none()) {
+    /// Takes the generations that are carried out, and the pools that had slices since the start of the process.
+    pub(super) fn acknowledge(&mut self, done: Acknowledged, had_slices: &BTreeSet<LocalPool>, now: Instant) {
+        for (key, pool) in self.withheld.iter_mut().filter(|(_, pool)| pool.acknowledged.is_none()) {
+            pool.was_in_slices |= had_slices.contains(key);
             let done = match pool.target {
                 Mechanism::Dra => done.kubelet,
                 Mechanism::DevicePlugin => done.slices,
@@ -232,7 +237,7 @@ impl Switch {
         for (key, pool) in &self.withheld {
             needs.node |= self.node_counts(key, pool, now);
             needs.slices |= pool.target == Mechanism::DevicePlugin && pool.acknowledged.is_some();
-            needs.claims |= claims_count(pool, now);
+            needs.claims |= self.claims_count(pool, now);
         }
         needs
     }
@@ -246,6 +251,13 @@ impl Switch {
             self.record.pools.get(key).is_some_and(|record| record.mechanism == Mechanism::DevicePlugin);
         let settle = if was_plugin { NODE_SETTLE } else { Duration::ZERO };
         pool.target == Mechanism::Dra && pool.acknowledged.is_some_and(|at| begun >= at + settle)
+    }
+
+    /// Whether a list of claims that began at `begun` shows all claims with devices of the pool.
+    fn claims_count(&self, pool: &Withheld, begun: Instant) -> bool {
+        let was_never_in_slices = self.is_new_node && !pool.was_in_slices;
+        let settle = if was_never_in_slices { Duration::ZERO } else { SLICES_SETTLE };
+        pool.target == Mechanism::DevicePlugin && pool.clear.is_some_and(|clear| begun >= clear + settle)
     }
 
     /// Takes the extended resources that the kubelet had allocatable in a read that began at `begun`. Returns the record to commit.
@@ -308,7 +320,7 @@ impl Switch {
             let still = of(key);
             record.claimed.retain(|device| still.contains(device));
         }
-        for (key, _) in self.withheld.iter().filter(|(_, pool)| claims_count(pool, begun)) {
+        for (key, _) in self.withheld.iter().filter(|(_, pool)| self.claims_count(pool, begun)) {
             let named = self.pools.get(key).cloned().flatten();
             let before = self.record.pools.get(key).map(|record| record.resource.clone());
             let Some(resource) = named.or(before) else { continue };
@@ -439,12 +451,6 @@ impl Switch {
             self.generation += 1;
         }
     }
-}
-
-/// Whether a list of claims that began at `begun` shows all claims with devices of the pool.
-fn claims_count(pool: &Withheld, begun: Instant) -> bool {
-    let settle = if pool.was_in_slices { SLICES_SETTLE } else { Duration::ZERO };
-    pool.target == Mechanism::DevicePlugin && pool.clear.is_some_and(|clear| begun >= clear + settle)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use nodedock_stand_ins::api_server::{Allocated, ApiServer, Fault, When};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
@@ -48,31 +48,9 @@ async fn server(minor: u32, kubelet: u32) -> Arc<ApiServer> {
 
 fn upgrade(server: &ApiServer, minor: u32, kubelet: u32) {
     server.report_minor_version(&minor.to_string());
-    server.edit("nodes", "", NODE, |node| {
-        node["status"]["nodeInfo"] = node_info(kubelet);
-    });
-}
-
-/// Every field is required.
-fn node_info(minor: u32) -> Value {
-    let fields = [
-        "architecture",
-        "bootID",
-        "containerRuntimeVersion",
-        "kernelVersion",
-        "kubeProxyVersion",
-        "machineID",
-        "operatingSystem",
-        "osImage",
-        "systemUUID",
-    ];
-    let mut info: Value = fields
-        .into_iter()
-        .map(|field| (field.to_owned(), json!("x")))
-        .collect::<serde_json::Map<_, _>>()
-        .into();
-    info["kubeletVersion"] = format!("v1.{minor}.0").into();
-    info
+    let known = server.get("nodes", "", NODE).unwrap();
+    let allocatable = known["status"]["allocatable"].clone();
+    server.report_kubelet(NODE, &format!("v1.{kubelet}.0"), allocatable);
 }
 
 fn set_allocatable(server: &ApiServer, count: &str) {

@@ -157,7 +157,7 @@ impl Reconciler {
         let generation = view.mechanisms.generation;
         self.desired.set_mechanisms(view);
         self.update_desired(now, |desired| desired.update(&snapshot, &slices, now));
-        self.parts.extended_resources.slices_derived(generation);
+        self.parts.extended_resources.slices_derived(generation, self.store.pools());
         self.managed().difference(&managed).for_each(|key| self.changed(key));
         let unnameable = self.desired.unnameable(&snapshot);
         conditions::set_unnameable(&self.parts.conditions, &self.unnameable, &unnameable);

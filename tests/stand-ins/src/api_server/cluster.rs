@@ -132,6 +132,24 @@ impl ApiServer {
         })))
     }
 
+    /// What a kubelet reports in its Node object: its version, and what it has allocatable.
+    pub fn report_kubelet(&self, node: &str, version: &str, allocatable: Value) {
+        self.edit("nodes", "", node, |node| {
+            let info = [
+                "architecture",
+                "bootID",
+                "containerRuntimeVersion",
+                "kernelVersion",
+                "machineID",
+                "osImage",
+            ];
+            let mut info: Value = info.into_iter().map(|field| (field.to_owned(), json!("x"))).collect();
+            info["kubeletVersion"] = version.into();
+            node["status"]["nodeInfo"] = info;
+            node["status"]["allocatable"] = allocatable;
+        });
+    }
+
     /// Gives the pod's UID.
     pub fn add_pod(&self, pod: Pod) -> String {
         uid(&self.put(pod.0))
