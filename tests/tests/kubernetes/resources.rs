@@ -2,6 +2,7 @@
 
 use native_device_plugin::{Device, Event, Options as PluginOptions, Plugin, Script};
 use nodedock_proto::node::v1;
+use nodedock_tests::Options;
 use nodedock_tests::compose;
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
 use serde_json::{Value, json};
@@ -11,6 +12,7 @@ use crate::scene::{Scene, pod};
 const RESOURCE: &str = "example.com/gpu";
 const NIC: &str = "example.com/nic";
 const OF_A_CLASS: &str = "example.com/gpu-of-a-class";
+const THROUGH_DRA: &str = "example.com/gpu-through-dra";
 const GPUS: &str = "pools: [{name: gpus, count: 4, extendedResource: example.com/gpu}]\n";
 
 impl Scene {
@@ -140,6 +142,27 @@ async fn a_resource_of_a_class_is_a_claim_that_the_scheduler_makes() {
     scene.api.post(&scene.path("pods"), &pod(&scene.node, "two", json!([]), container)).await.done();
     let names = scene.prepared("two").await;
     assert_eq!((names.len(), names), (2, scene.rendered()));
+    scene.unprepared("two").await;
+    scene.daemon.assert_empty().await;
+    scene.assert_nothing_forbidden();
+}
+
+/// By the config, since the server is older than 1.37: the pool is in slices, and the class is the one that the command prints.
+#[tokio::test]
+async fn a_pool_with_a_name_is_allocated_by_the_scheduler_through_the_class_that_is_printed() {
+    let config = "pools: [{name: gpus, count: 4}, {name: named, count: 4, firstIndex: 4, extendedResource: example.com/gpu-through-dra}]\n";
+    let through_dra = |options: Options| options.config("kubernetes: {extendedResources: dra}\n");
+    let Some(scene) = Scene::with_gpus_and("through-dra", config, through_dra).await else { return };
+    let printed = scene.daemon.cli(&["get", "deviceclasses", "-o", "json"]).await.json();
+    let [class] = printed["items"].as_array().expect("a list").as_slice() else { panic!("{printed:#}") };
+    scene.api.post("/apis/resource.k8s.io/v1/deviceclasses", class).await.done();
+    scene.until_devices(MOCK_GPU_NAME, 8).await;
+    scene.pod_with("two", THROUGH_DRA, 2).await;
+    let names = scene.prepared("two").await;
+    assert_eq!((names.len(), &names), (2, &scene.rendered()));
+    let claims = scene.daemon.claims().await;
+    let devices: Vec<_> = claims.iter().flat_map(|claim| &claim.drivers).flat_map(|of| &of.devices).collect();
+    assert!(devices.iter().all(|device| device.starts_with("named/")), "{devices:?}");
     scene.unprepared("two").await;
     scene.daemon.assert_empty().await;
     scene.assert_nothing_forbidden();
