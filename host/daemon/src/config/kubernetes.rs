@@ -232,6 +232,22 @@ mod tests {
     }
 
     #[test]
+    fn the_mechanism_of_extended_resources_is_one_of_three() {
+        let read = |value: &str| {
+            serde_saphyr::from_str::<KubernetesSection>(&format!("extendedResources: {value}\n"))
+        };
+        for (value, expected) in [
+            ("auto", MechanismSetting::Auto),
+            ("dra", MechanismSetting::Dra),
+            ("device-plugin", MechanismSetting::DevicePlugin),
+        ] {
+            assert_eq!(read(value).unwrap().extended_resources, Some(expected));
+        }
+        let error = read("both").unwrap_err().to_string();
+        assert!(error.contains("both") && error.contains("device-plugin"), "{error}");
+    }
+
+    #[test]
     fn a_value_that_is_missing_or_has_no_effect_is_named() {
         let plain = KubernetesSection::default();
         let resolved = |flags, name| resolve(flags, &plain, Path::new("/r"), name).unwrap_err();

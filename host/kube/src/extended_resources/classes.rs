@@ -89,9 +89,10 @@ fn hash(text: &str) -> String {
 
 /// The expression that selects the devices of a resource. An attribute that a device does not have would end an allocation with an error.
 fn selector(resource: &ExtendedResource, driver: &DriverName) -> String {
-    let attribute = attribute(resource);
+    let value = attribute(resource);
+    let attributes = format!("device.attributes[\"{ATTRIBUTE_DOMAIN}\"]");
     format!(
-        "device.driver == \"{driver}\" && device.attributes[\"{ATTRIBUTE_DOMAIN}\"].?{ATTRIBUTE_NAME}.orValue(\"\") == \"{attribute}\""
+        "device.driver == \"{driver}\" && \"{ATTRIBUTE_NAME}\" in {attributes} && {attributes}.{ATTRIBUTE_NAME} == \"{value}\""
     )
 }
 
@@ -195,7 +196,7 @@ mod tests {
                 "metadata": {"name": "example.com-gpu", "labels": {"app.kubernetes.io/managed-by": "nodedock"}},
                 "spec": {
                     "extendedResourceName": "example.com/gpu",
-                    "selectors": [{"cel": {"expression": "device.driver == \"gpu.example.com\" && device.attributes[\"nodedock.dev\"].?extendedResource.orValue(\"\") == \"example.com/gpu\""}}],
+                    "selectors": [{"cel": {"expression": "device.driver == \"gpu.example.com\" && \"extendedResource\" in device.attributes[\"nodedock.dev\"] && device.attributes[\"nodedock.dev\"].extendedResource == \"example.com/gpu\""}}],
                 },
             })
         );

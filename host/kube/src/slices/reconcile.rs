@@ -152,7 +152,7 @@ impl Reconciler {
         let snapshot = self.parts.drivers.borrow_and_update().clone();
         self.snapshot = snapshot.clone();
         self.desired.failed = self.parts.failed.borrow_and_update().clone();
-        // Mechanisms and drivers are read without a pause: no pool has its name later than its mechanism.
+        // Of a pool that the mechanisms know, they count, whichever name these drivers give it.
         let view = self.parts.extended_resources.view();
         let generation = view.mechanisms.generation;
         self.desired.set_mechanisms(view);
