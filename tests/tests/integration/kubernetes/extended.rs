@@ -76,6 +76,8 @@ async fn a_device_of_the_device_manager_stays_out_of_slices_when_the_mechanism_c
     let is_withdrawn = |of: Resource| of.running && of.devices.len() == 1 && of.healthy().is_empty();
     let what = "the device of the pod, unhealthy";
     node.kubelet.wait_until(what, |view| view.resource(RESOURCE).is_some_and(is_withdrawn)).await;
+    // The resource is known when its driver serves again.
+    node.daemon.until_resource(RESOURCE, |resource| resource.mechanism == "none").await;
     assert!(node.explained().await.contains("is offered by neither mechanism now"));
     assert_eq!(node.cluster.api.look(offered), Vec::<String>::new());
     node.cluster.api.report_kubelet(NODE, "v1.36.2", json!({ RESOURCE: "0" }));
