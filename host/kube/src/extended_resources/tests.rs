@@ -4,13 +4,13 @@ use std::path::Path;
 
 use nodedock_stand_ins::api_server::{Allocated, ApiServer, Fault, When};
 use serde_json::json;
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::sleep;
 
 use super::*;
 use crate::client::tests::over;
 use crate::facts::Facts;
-use crate::slices::{SliceParts, SliceReport, SliceSettings, watch_slices};
+use crate::slices::{FailedDevices, SliceParts, SliceReport, SliceSettings, watch_slices};
 use nodedock_core::driver::Published;
 use nodedock_model::{Device, Inventory, Pool};
 
@@ -101,6 +101,7 @@ impl Daemon {
         let handle = loaded.handle();
         handle.set_allocated(ids(allocated));
         let parts = SliceParts {
+            failed: watch::channel(FailedDevices::default()).1,
             kube: client.clone(),
             turns: Arc::new(Semaphore::new(1)),
             drivers: drivers.clone(),
