@@ -79,9 +79,7 @@ async fn a_group_is_bound_while_a_claim_uses_it() {
     assert_eq!(devices.iter().map(|device| device.name.as_str()).collect::<Vec<_>>(), ["0000-01-00-0"]);
     scene.daemon.prepared(of_group("one")).await;
     assert_eq!(scene.drivers(), VFIO);
-    let files: Vec<_> =
-        std::fs::read_dir(scene.daemon.cdi()).unwrap().map(|file| file.unwrap().path()).collect();
-    let spec: String = files.iter().map(|file| std::fs::read_to_string(file).unwrap()).collect();
+    let spec: String = scene.daemon.cdi_files().into_iter().map(|file| file.text).collect();
     assert!(spec.contains("/dev/vfio/7") && spec.contains("/dev/vfio/vfio"), "{spec}");
     scene.daemon.unprepare(&pod("one")).await;
     assert_eq!(scene.drivers(), OWN);

@@ -131,8 +131,8 @@ async fn a_file_that_is_rendered_again_is_counted() {
     let daemon = with_gpus().await;
     let gpu = gpu_claim("a", &["gpus/gpu-0"]);
     daemon.prepared(request(&pod("one"), &[&gpu])).await;
-    for file in std::fs::read_dir(daemon.cdi()).unwrap() {
-        std::fs::remove_file(file.unwrap().path()).unwrap();
+    for file in daemon.cdi_files() {
+        std::fs::remove_file(file.path).unwrap();
     }
     // The answer has the file made right before.
     daemon.prepared(request(&pod("one"), &[&gpu])).await;
