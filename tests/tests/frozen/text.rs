@@ -27,6 +27,9 @@ static VOLATILE: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
 /// A text with fixed words for what is volatile.
 pub(crate) fn without_volatile(text: &str, root: &Root) -> String {
     let text = text.replace(root.path().to_str().expect("the root's path is text"), "ROOT");
+    // The tag of a daemon derives from its root.
+    let tag = regex::Regex::new("nodedock-metadata-[0-9a-f]{8}").expect("a valid pattern");
+    let text = tag.replace_all(&text, "nodedock-metadata-TAG").into_owned();
     VOLATILE.iter().fold(text, |text, (rule, to)| rule.replace_all(&text, *to).into_owned())
 }
 
