@@ -226,7 +226,7 @@ typedef struct nodedock_driver_container_edits_device_node_t {
   nodedock_driver_container_edits_option_node_kind_t   kind;
   driver_option_u32_t   major;
   driver_option_u32_t   minor;
-  // No flag means the runtime's default, which is all of them.
+  // At least one flag: the host refuses a node without any.
   nodedock_driver_container_edits_node_access_t   access;
   // Permission bits, at most `0o777`.
   driver_option_u32_t   file_mode;
@@ -700,7 +700,7 @@ typedef struct nodedock_driver_claims_claim_t {
   // statuses, not to decide what a container gets. In `prepared-claims` and `unprepare`, those that the host last knew.
   nodedock_driver_claims_list_consumer_t   reserved_for;
   nodedock_driver_claims_list_key_value_t   annotations;
-  // What the driver saved last with `progress` in a prepare of this claim that did not succeed; empty if there is none.
+  // What the driver saved last with `progress` for this claim, since its last prepare that succeeded; empty if there is none.
   driver_list_u8_t   progress;
 } nodedock_driver_claims_claim_t;
 
@@ -1018,7 +1018,7 @@ extern bool nodedock_driver_sysfs_glob(driver_string_t *pattern, driver_list_str
 
 // Imported Functions from `nodedock:driver/sysfs-write@0.2.0`
 // Writes one value of at most 4 KiB in one system call. After it, reads return what the kernel then has, which need not be what
-// was written (`1` reads as `Y`): read back what matters. At most 256 writes, binds and saves of progress in a call; the host refuses more.
+// was written (`1` reads as `Y`): read back what matters. At most 256 writes, binds and saves of progress in a call; more are unavailable, `host-call-limit`.
 // 
 // | kind | code | when |
 // | --- | --- | --- |
@@ -1052,7 +1052,7 @@ extern bool nodedock_driver_host_files_glob(driver_string_t *pattern, nodedock_d
 // | --- | --- | --- |
 // | invalid | `bad-value` | no PCI address, or no name of a kernel driver |
 // | denied | `not-granted` | the grant does not have a function of the group with this kernel driver |
-// | denied | `function-in-use` | a disk that is mounted or part of a volume, an interface that is up, the console |
+// | denied | `function-in-use` | a disk that is mounted, swapped to, opened exclusively or part of a volume; an interface that is up or part of a bond, bridge or VLAN; virtual functions; the console; a disk that the host may not open to find out |
 // | denied | `not-now` | the call is neither prepare nor unprepare |
 // | not-found | `no-such-path` | no such function |
 // | not-found | `no-such-kernel-driver` | the kernel has no such driver: load its module |

@@ -358,8 +358,8 @@ impl SysfsRoot {
                 return Ok(Some(format!("the node swaps to disk {disk}")));
             }
             // Finds what the others do not: volumes of ZFS, and mounts in other mount namespaces.
-            if is_opened_exclusively(&node.dev.join(&disk), &number) {
-                return Ok(Some(format!("a program or a volume of the node has disk {disk} for itself")));
+            if let Some(reason) = why_not_opened(&disk, open_exclusively(&node.dev.join(&disk), &number)) {
+                return Ok(Some(reason));
             }
         }
         Ok(None)
@@ -411,13 +411,27 @@ fn is_mounted(mounts: &str, number: &str, disk: &str) -> bool {
     })
 }
 
-/// Whether the kernel refuses to open a disk exclusively (`O_EXCL`, open(2)): a file system, a volume or a program has it. A node that is
-/// missing or another device's says nothing.
-fn is_opened_exclusively(node: &Path, number: &str) -> bool {
+/// Opens a disk exclusively (`O_EXCL`, open(2)), and closes it: `EBUSY` if a file system, a volume or a program has it. A device cgroup,
+/// such as that of a pod, forbids it (`EPERM`). A node that is missing or another device's says nothing.
+fn open_exclusively(node: &Path, number: &str) -> rustix::io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let Ok(found) = rustix::fs::stat(node) else { return false };
+    let Ok(found) = rustix::fs::stat(node) else { return Ok(()) };
     let numbers = format!("{}:{}", rustix::fs::major(found.st_rdev), rustix::fs::minor(found.st_rdev));
-    numbers == number && rustix::fs::open(node, flags, Mode::empty()).is_err_and(|errno| errno == Errno::BUSY)
+    match numbers == number {
+        true => rustix::fs::open(node, flags, Mode::empty()).map(drop),
+        false => Ok(()),
+    }
+}
+
+/// What the outcome of an exclusive open says of the use of a disk. A disk that the daemon may not open counts as used.
+fn why_not_opened(disk: &str, opened: rustix::io::Result<()>) -> Option<String> {
+    match opened {
+        Err(Errno::BUSY) => Some(format!("a program or a volume of the node has disk {disk} for itself")),
+        Err(Errno::PERM | Errno::ACCESS) => Some(format!(
+            "the node may use disk {disk}, and the daemon is not permitted to open it to find out"
+        )),
+        _ => None,
+    }
 }
 
 /// The problem of a function that the node uses.

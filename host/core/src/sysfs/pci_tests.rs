@@ -297,3 +297,19 @@ fn a_function_with_a_driver_of_another_program_is_left() {
     assert_eq!((fate.end, fate.problem.unwrap().code.as_str()), (PutBackEnd::Left, "value-changed"));
     assert_eq!(machine.driver(GPU), "igb");
 }
+
+/// In an unprivileged pod the device cgroup forbids the open, and the pod does not see the node's mounts.
+#[test]
+fn a_disk_that_the_daemon_may_not_open_counts_as_used() {
+    for (opened, expected) in [
+        (Err(Errno::BUSY), Some("for itself")),
+        (Err(Errno::PERM), Some("not permitted")),
+        (Err(Errno::ACCESS), Some("not permitted")),
+        (Err(Errno::NXIO), None),
+        (Ok(()), None),
+    ] {
+        let reason = why_not_opened("sdb", opened);
+        assert!(reason.is_some() == expected.is_some(), "{opened:?}: {reason:?}");
+        assert!(reason.unwrap_or_default().contains(expected.unwrap_or_default()), "{opened:?}");
+    }
+}
