@@ -70,8 +70,9 @@ impl Drop for Leftovers {
         for path in &self.0 {
             // Unprepare should have removed it.
             let _ = std::fs::remove_file(path).or_else(|_| std::fs::remove_dir_all(path));
-            // The directory of this daemon's metadata.
-            let _ = path.parent().map(std::fs::remove_dir);
+            // The directory of this daemon's metadata, and not that of the machine's CDI files.
+            let parent = path.parent().filter(|parent| parent.as_os_str() != CDI_DIR);
+            let _ = parent.map(std::fs::remove_dir);
         }
     }
 }

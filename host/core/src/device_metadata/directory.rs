@@ -32,17 +32,18 @@ impl MetadataDir {
     pub(crate) fn write(&self, file: &MetadataFile) -> io::Result<()> {
         let directory = self.path.join(&file.directory);
         let path = directory.join(&file.name);
+        remove_what_is_no_file(&path)?;
         let in_place = match open(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 DirBuilder::new().recursive(true).create(&directory)?;
-                // Whatever the umask is: runtimes and programs of any user read the files.
-                for made in [&self.path, &directory] {
-                    std::fs::set_permissions(made, Permissions::from_mode(0o755))?;
-                }
                 open(&path)?
             }
             opened => opened?,
         };
+        // Whatever the umask is: runtimes and programs of any user read the files.
+        for made in [&self.path, &directory] {
+            std::fs::set_permissions(made, Permissions::from_mode(0o755))?;
+        }
         in_place.set_permissions(Permissions::from_mode(0o644))?;
         in_place.write_all_at(&file.bytes, 0)?;
         in_place.set_len(file.bytes.len() as u64)
@@ -67,9 +68,19 @@ impl MetadataDir {
     }
 }
 
+/// Removes what an operator or another program has put in the place of a file: a link, a pipe, a directory.
+fn remove_what_is_no_file(path: &Path) -> io::Result<()> {
+    match path.symlink_metadata() {
+        Ok(found) if found.is_dir() => std::fs::remove_dir_all(path),
+        Ok(found) if !found.is_file() => std::fs::remove_file(path),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Does not follow a link, and does not wait at a pipe.
 fn open(path: &Path) -> io::Result<File> {
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let flags = i32::try_from(flags.bits()).unwrap_or_default();
-    OpenOptions::new().write(true).create(true).truncate(false).custom_flags(flags).open(path)
+    OpenOptions::new().write(true).create(true).truncate(false).mode(0o644).custom_flags(flags).open(path)
 }

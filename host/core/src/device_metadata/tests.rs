@@ -251,15 +251,22 @@ fn a_file_is_written_in_place_so_that_a_mount_shows_its_new_content() {
 }
 
 #[test]
-fn a_link_in_place_of_a_file_is_not_followed() {
+fn what_is_in_place_of_a_file_is_replaced_and_no_link_followed() {
     let directory = tempfile::tempdir().unwrap();
     let metadata = MetadataDir::new(directory.path());
     let victim = directory.path().join("victim");
     std::fs::write(&victim, "whole").unwrap();
-    std::fs::create_dir(directory.path().join("gpu.example.com_uid-one")).unwrap();
-    std::os::unix::fs::symlink(&victim, directory.path().join("gpu.example.com_uid-one/0.json")).unwrap();
-    let (directory, name) = (directory_name(&driver("gpu"), &uid("uid-one")), "0.json".to_owned());
-    let file = MetadataFile { directory, name, bytes: b"other".to_vec() };
-    assert!(!metadata.is_current(&file) && metadata.write(&file).is_err());
+    let path = directory.path().join("gpu.example.com_uid-one/0.json");
+    let (name, of_claim) = ("0.json".to_owned(), directory_name(&driver("gpu"), &uid("uid-one")));
+    let file = MetadataFile { directory: of_claim, name, bytes: b"other".to_vec() };
+    std::fs::create_dir(path.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink(&victim, &path).unwrap();
+    assert!(!metadata.is_current(&file));
+    metadata.write(&file).unwrap();
+    assert!(metadata.is_current(&file));
+    std::fs::remove_file(&path).unwrap();
+    std::fs::create_dir_all(path.join("below")).unwrap();
+    metadata.write(&file).unwrap();
+    assert!(metadata.is_current(&file));
     assert_eq!(std::fs::read_to_string(&victim).unwrap(), "whole");
 }
