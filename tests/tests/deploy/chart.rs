@@ -97,6 +97,7 @@ fn every_value_makes_what_the_api_knows() {
         "drivers: [{name: a, image: \"r/a:1\", allowTag: true, pullPolicy: Always, subPath: drivers/a}]",
         DRIVERS,
         "rbac: {pods: false}",
+        "config: {kubernetes: {extendedResources: device-plugin, bindingConditions: [{driver: gpu.example.com}]}}",
     ];
     for values in sets {
         let objects = parse(&render(&helm, values).unwrap_or_else(|error| panic!("{values}: {error}")));
@@ -153,6 +154,8 @@ fn bad_values_are_refused_by_name() {
         ("rbac: {pods: none}", "pods"),
         ("metrics: {podMonitor: {enabled: true}}", "metrics.enabled"),
         ("config: {driverImages: []}", "config"),
+        ("config: {kubernetes: {enabled: false}}", "kubernetes"),
+        ("config: {kubernetes: {kubeletRoot: /k}}", "kubernetes"),
         ("drivers: [{name: gpu}]", "image"),
         ("drivers: [{image: a}]", "name"),
         ("drivers: [{name: Gpu, image: a}]", "name"),

@@ -114,7 +114,10 @@ impl Manager {
                 self.kubelet_requests.lock().note(&claim.id.uid);
                 (Holder::Kubelet { driver, given: true }, claim)
             }
-            PartOf::Early(claim) => (Holder::Early { driver }, claim),
+            PartOf::Early(claim) => {
+                self.kubelet_requests.lock().note(&claim.id.uid);
+                (Holder::Early { driver }, claim)
+            }
         };
         check_bounds(&claim)?;
         let allocation = machine::admit_for_kubelet(&claim, &self.settings.node.name)?;
