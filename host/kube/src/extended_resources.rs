@@ -31,11 +31,12 @@ pub(crate) use classes::ATTRIBUTE;
 
 use self::decide::{Cluster, decide};
 use self::observe::Observer;
-use self::switch::{Acknowledged, PoolRecord, Record, Switch};
+use self::switch::{Acknowledged, Classes, PoolRecord, Record, Switch};
 use crate::bridge::state_file::StateFile;
-use crate::client::{ApiError, KubeClient};
+use crate::client::{ApiError, ErrorKind, KubeClient};
 use crate::pools::PoolNames;
 use crate::slices::{DriverSnapshot, PoolKey};
+use nodedock_base::backoff::Backoff;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{DriverName, ExtendedResource, ObjectName, PoolName, Problem, ProblemCode};
@@ -45,13 +46,18 @@ const CLUSTER_PERIOD: Duration = Duration::from_secs(600);
 const CLUSTER_RETRY: Duration = Duration::from_secs(15);
 const CLUSTER_FIRST_RETRY: Duration = Duration::from_secs(2);
 
-/// Interval of reads while a pool is switched, and of lists of all claims, which are large.
+/// Interval of reads while a pool is switched, doubled up to the second as long as they change nothing.
 const SWITCH_PERIOD: Duration = Duration::from_secs(2);
-const CLAIMS_PERIOD: Duration = Duration::from_secs(30);
+const SWITCH_PERIOD_MAX: Duration = Duration::from_secs(30);
 
-/// Interval of reading the DeviceClasses; the second while there is a condition about them.
+/// Interval of lists of all claims, which are large, while a pool waits for one; the second while only single devices do.
+const CLAIMS_PERIOD: Duration = Duration::from_secs(30);
+const CLAIMED_PERIOD: Duration = Duration::from_secs(600);
+
+/// Interval of reading the DeviceClasses; the second while there is a condition about them, and the third while they were never read.
 const CLASSES_PERIOD: Duration = Duration::from_secs(600);
 const CLASSES_RETRY: Duration = Duration::from_secs(60);
+const CLASSES_FIRST_RETRY: Duration = Duration::from_secs(15);
 
 /// Devices by driver and `POOL/DEVICE`.
 pub type DeviceIds = BTreeSet<(DriverName, String)>;
@@ -226,7 +232,10 @@ impl LoadedSwitch {
             observer,
             parts,
             cluster_at: now,
-            claims_at: now,
+            switch_at: now,
+            switch_backoff: Backoff::new(SWITCH_PERIOD, SWITCH_PERIOD_MAX),
+            switching: 0,
+            claims_read: None,
             classes_at: now,
             judged: BTreeMap::new(),
         };
@@ -241,11 +250,16 @@ struct SwitchTask {
     file: StateFile<Record>,
     observer: Observer,
     parts: SwitchParts,
-    /// When the versions, all claims and the classes are read next.
+    /// When the versions, what a switch waits for, and the classes are read next.
     cluster_at: Instant,
-    claims_at: Instant,
+    switch_at: Instant,
+    switch_backoff: Backoff,
+    /// The generation whose switches `switch_backoff` is about.
+    switching: u64,
+    /// When all claims were read last.
+    claims_read: Option<Instant>,
     classes_at: Instant,
-    /// The resources for which the classes were judged.
+    /// The resources for which the classes were read last.
     judged: BTreeMap<ExtendedResource, DriverName>,
 }
 
@@ -256,13 +270,13 @@ impl SwitchTask {
             self.read_cluster().await;
             let pools = pools_of(&self.parts.drivers.borrow_and_update());
             self.switch.set_pools(pools, Instant::now());
+            self.judge_classes().await;
             self.publish();
             let acknowledged = *done.borrow_and_update();
             self.switch.acknowledge(acknowledged, &self.had_slices(), Instant::now());
             self.advance().await;
             self.publish();
             self.report_overdue();
-            self.judge_classes().await;
             self.save().await;
             let wake = self.next_wake();
             tokio::select! {
@@ -280,15 +294,22 @@ impl SwitchTask {
         let is_switching = mechanisms.pools.values().any(|pool| pool.offered.is_none());
         let mut wake = self.cluster_at;
         if is_switching {
-            wake = wake.min(now + SWITCH_PERIOD);
+            wake = wake.min(self.switch_at.max(now + SWITCH_PERIOD));
         }
-        if self.switch.needs(now).claims {
-            wake = wake.min(self.claims_at.max(now + SWITCH_PERIOD));
+        if let Some(due) = self.claims_due(now) {
+            wake = wake.min(due.max(now + SWITCH_PERIOD));
         }
         if !self.judged.is_empty() {
             wake = wake.min(self.classes_at);
         }
         wake
+    }
+
+    /// Returns when all claims are to be read, if they are.
+    fn claims_due(&self, now: Instant) -> Option<Instant> {
+        let needs = self.switch.needs(now);
+        let period = if needs.is_claims_urgent { CLAIMS_PERIOD } else { CLAIMED_PERIOD };
+        needs.claims.then(|| self.claims_read.map_or(now, |read| read + period))
     }
 
     /// Decides by what can be read now. A failed read changes nothing.
@@ -329,21 +350,32 @@ impl SwitchTask {
     async fn advance(&mut self) {
         let begun = Instant::now();
         let needs = self.switch.needs(begun);
-        if needs.node
+        let generation = self.switch.mechanisms().generation;
+        if std::mem::replace(&mut self.switching, generation) != generation {
+            self.switch_backoff.reset();
+            self.switch_at = begun;
+        }
+        let is_due = begun >= self.switch_at;
+        if is_due && (needs.node || needs.slices) {
+            self.switch_at = begun + self.switch_backoff.delay();
+        }
+        if is_due
+            && needs.node
             && let Some(Some(allocatable)) = logged(self.observer.allocatable().await)
             && let Some(record) = self.switch.saw_node(&allocatable, begun)
         {
             self.commit(record).await;
         }
-        if needs.slices
+        if is_due
+            && needs.slices
             && let Some(published) = logged(self.observer.published_pools().await)
         {
             self.switch.saw_slices(&published, begun);
         }
         let begun = Instant::now();
-        if self.switch.needs(begun).claims && begun >= self.claims_at {
+        if self.claims_due(begun).is_some_and(|due| begun >= due) {
             let listed = logged(self.observer.allocated_devices().await);
-            self.claims_at = Instant::now() + CLAIMS_PERIOD;
+            self.claims_read = Some(Instant::now());
             if let Some(allocated) = listed
                 && let Some(record) = self.switch.saw_claims(&allocated, begun)
             {
@@ -392,24 +424,37 @@ impl SwitchTask {
         conditions.retain(code, |known| subjects.contains(known));
     }
 
+    /// Reads the DeviceClasses that pools need, and sets the conditions about them.
     async fn judge_classes(&mut self) {
-        let now = self.handle.view().mechanisms.through_dra();
-        if now == self.judged && (now.is_empty() || Instant::now() < self.classes_at) {
+        if self.parts.setting == MechanismSetting::Dra {
+            self.switch.set_classes(Classes::NotNeeded, Instant::now());
+        }
+        let needed = self.switch.needs_classes();
+        if needed == self.judged && (needed.is_empty() || Instant::now() < self.classes_at) {
             return;
         }
-        let classes = match now.is_empty() {
-            true => Some(Vec::new()),
-            false => logged(self.observer.classes().await),
+        self.judged.clone_from(&needed);
+        self.classes_at = Instant::now() + CLASSES_FIRST_RETRY;
+        let read = match needed.is_empty() {
+            true => Ok(Vec::new()),
+            false => self.observer.classes().await,
         };
-        self.classes_at = Instant::now() + CLASSES_RETRY;
-        let Some(classes) = classes else { return };
-        let mut problems = BTreeMap::new();
-        for (resource, driver) in &now {
-            let problem = classes::judge(resource, driver, &classes);
-            problems.extend(problem.map(|problem| (resource.to_string(), problem)));
-        }
-        if problems.is_empty() {
-            self.classes_at = Instant::now() + CLASSES_PERIOD;
+        let problems = match read {
+            Ok(classes) => problems_of(&needed, &classes),
+            // Who may not list them knows of none.
+            Err(error) if error.kind == ErrorKind::Forbidden => {
+                let problem = || classes::unreadable(&error);
+                needed.keys().map(|resource| (resource.to_string(), problem())).collect()
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the cluster cannot be read for extended resources");
+                return;
+            }
+        };
+        self.classes_at = Instant::now() + if problems.is_empty() { CLASSES_PERIOD } else { CLASSES_RETRY };
+        if self.parts.setting != MechanismSetting::Dra {
+            let ready = needed.into_keys().filter(|resource| !problems.contains_key(resource.as_str()));
+            self.switch.set_classes(Classes::Ready(ready.collect()), Instant::now());
         }
         let conditions = &self.parts.conditions;
         for code in [ProblemCode::DeviceClassConflict, ProblemCode::DeviceClassMissing] {
@@ -417,8 +462,16 @@ impl SwitchTask {
                 .retain(code, |subject| problems.get(subject).is_some_and(|problem| problem.code == code));
         }
         problems.into_iter().for_each(|(subject, problem)| conditions.set(&subject, problem));
-        self.judged = now;
     }
+}
+
+fn problems_of(
+    needed: &BTreeMap<ExtendedResource, DriverName>,
+    classes: &[classes::Class],
+) -> BTreeMap<String, Problem> {
+    let problem = |(resource, driver)| Some((resource, classes::judge(resource, driver, classes)?));
+    let problems = needed.iter().filter_map(problem);
+    problems.map(|(resource, problem): (&ExtendedResource, _)| (resource.to_string(), problem)).collect()
 }
 
 /// The pools of the drivers that serve, with their resource.

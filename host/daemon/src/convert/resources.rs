@@ -117,7 +117,7 @@ pub fn set_mechanisms(answer: &mut v1::GetCapacityResponse, mechanisms: &Mechani
         let shown = offered.iter().map(|offered| offered.map_or("none", Mechanism::as_str));
         resource.mechanism =
             if pools.is_empty() { "none".to_owned() } else { shown.collect::<Vec<_>>().join(",") };
-        let waits = pools.iter().find(|pool| pool.offered.is_none()).map(|pool| &pool.waits_for);
+        let waits = pools.iter().map(|pool| &pool.waits_for).find(|waits_for| !waits_for.is_empty());
         let decided = mechanisms.decision.as_ref().map(|decision| decision.reason.clone());
         resource.mechanism_reason = match waits {
             Some(waits_for) => format!("it waits for {waits_for}"),

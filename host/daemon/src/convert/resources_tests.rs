@@ -159,6 +159,8 @@ fn a_resource_shows_its_mechanism_and_why_or_what_it_waits_for() {
     assert_eq!(shown("b.dev/b", "d.dev", vec![(key("p"), dra.clone())]), text("dra", "both have 1.37"));
     let both = vec![(key("p"), dra), (key("q"), waits)];
     assert_eq!(shown("b.dev/b", "d.dev", both), text("none,dra", "it waits for slices"));
+    let held = vec![(key("p"), status(Some(Mechanism::DevicePlugin), "a class"))];
+    assert_eq!(shown("b.dev/b", "d.dev", held), text("device-plugin", "it waits for a class"));
     assert_eq!(shown("b.dev/b", "d.dev", Vec::new()).0, "none");
     assert_eq!(shown("a.dev/a", "/plugins/a.sock", Vec::new()).0, "device-plugin");
     assert_eq!(shown("c.dev/c", "", Vec::new()), text("", ""), "the checkpoint alone knows it");

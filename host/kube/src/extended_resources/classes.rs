@@ -7,6 +7,7 @@
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use crate::client::ApiError;
 use nodedock_base::printable::one_line;
 use nodedock_model::{DriverName, ExtendedResource, Problem, ProblemCode};
 
@@ -153,11 +154,20 @@ pub(super) fn judge(resource: &ExtendedResource, driver: &DriverName, classes: &
     let is_there = own.is_some() || classes.iter().any(|class| is_of_resource(&class));
     (!is_there).then(|| {
         let message = format!(
-            "no DeviceClass has the extended-resource name {resource}: pods that request it are not scheduled here; apply what \
-             nodedock get deviceclasses prints"
+            "no DeviceClass has the extended-resource name {resource}, so the scheduler gives its devices to no pod; apply what \
+             nodedock get deviceclasses prints. Until then a pool that the kubelet's device manager has stays there"
         );
         Problem::unavailable(ProblemCode::DeviceClassMissing, message)
     })
+}
+
+/// The problem of a resource whose class the account may not see.
+pub(super) fn unreadable(error: &ApiError) -> Problem {
+    let message = format!(
+        "DeviceClasses cannot be listed, so it is not known whether the resource has one: give the account the right to list \
+         deviceclasses of resource.k8s.io: {error}"
+    );
+    Problem::denied(ProblemCode::DeviceClassMissing, message)
 }
 
 #[cfg(test)]

@@ -71,8 +71,9 @@ pub struct Mechanisms {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolStatus {
     pub resource: ExtendedResource,
-    /// `None`: by neither mechanism, until `waits_for`.
+    /// `None`: by neither mechanism.
     pub offered: Option<Mechanism>,
+    /// What has to come before the pool is offered as decided; empty: it is.
     pub waits_for: String,
     /// Devices that claims of the API server had when the pool became one of the device plugin: not free yet.
     pub claimed: BTreeSet<DeviceName>,
@@ -119,15 +120,6 @@ impl Mechanisms {
         let key = LocalPool { driver: driver.clone(), pool: pool.clone() };
         self.pools.get(&key).is_some_and(|status| status.offered != Some(Mechanism::Dra))
     }
-
-    /// Returns the resources that are offered through DRA, each with the first driver that does.
-    pub(super) fn through_dra(&self) -> BTreeMap<ExtendedResource, DriverName> {
-        let mut found = BTreeMap::new();
-        for (key, status) in self.pools.iter().filter(|(_, pool)| pool.offered == Some(Mechanism::Dra)) {
-            found.entry(status.resource.clone()).or_insert_with(|| key.driver.clone());
-        }
-        found
-    }
 }
 
 /// The generations whose withdrawals are carried out: of the lists at the kubelet, and of the desired slices.
@@ -142,7 +134,20 @@ pub(super) struct Acknowledged {
 pub(super) struct Needs {
     pub(super) node: bool,
     pub(super) slices: bool,
+    /// Of all claims, which are many: for a pool that waits for the list, or else to see which devices are free by now.
     pub(super) claims: bool,
+    pub(super) is_claims_urgent: bool,
+}
+
+/// The resources whose DeviceClass is as it has to be. A pool that the scheduler is to offer needs one: without it pods that request the
+/// resource are not scheduled.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) enum Classes {
+    /// They do not matter: an operator decided.
+    NotNeeded,
+    #[default]
+    Unread,
+    Ready(BTreeSet<ExtendedResource>),
 }
 
 /// A pool that no mechanism offers.
@@ -167,9 +172,12 @@ pub(super) struct Switch {
     /// No process before this one wrote slices of the node.
     is_new_node: bool,
     decision: Option<Decision>,
+    classes: Classes,
     /// Pools of serving drivers, with their resource. One without a name had one before.
     pools: BTreeMap<LocalPool, Option<ExtendedResource>>,
     withheld: BTreeMap<LocalPool, Withheld>,
+    /// Since when pools are offered by neither because nothing is decided for them.
+    undecided: BTreeMap<LocalPool, Instant>,
     /// As of `generation`.
     offered: BTreeMap<LocalPool, Offered>,
     generation: u64,
@@ -199,6 +207,25 @@ impl Switch {
         self.record.decided = Some(decision.mechanism);
         self.decision = Some(decision);
         self.refresh(now);
+    }
+
+    pub(super) fn set_classes(&mut self, classes: Classes, now: Instant) {
+        if self.classes != classes {
+            self.classes = classes;
+            self.refresh(now);
+        }
+    }
+
+    /// Returns the resources that need a DeviceClass, each with the first serving driver that has a pool of it.
+    pub(super) fn needs_classes(&self) -> BTreeMap<ExtendedResource, DriverName> {
+        let mut found = BTreeMap::new();
+        if self.record.decided == Some(Mechanism::Dra) {
+            for (key, resource) in &self.pools {
+                let Some(resource) = resource else { continue };
+                found.entry(resource.clone()).or_insert_with(|| key.driver.clone());
+            }
+        }
+        found
     }
 
     /// Sets the pools of the drivers that serve.
@@ -237,8 +264,9 @@ impl Switch {
         for (key, pool) in &self.withheld {
             needs.node |= self.node_counts(key, pool, now);
             needs.slices |= pool.target == Mechanism::DevicePlugin && pool.acknowledged.is_some();
-            needs.claims |= self.claims_count(pool, now);
+            needs.is_claims_urgent |= self.claims_count(pool, now);
         }
+        needs.claims |= needs.is_claims_urgent;
         needs
     }
 
@@ -351,8 +379,11 @@ impl Switch {
 
     /// Returns pools that no mechanism has offered for long, with what they wait for.
     pub(super) fn overdue(&self, now: Instant) -> BTreeMap<LocalPool, String> {
-        let long = self.withheld.iter().filter(|(_, pool)| now >= pool.began + WITHHELD_LONG);
-        long.map(|(key, pool)| (key.clone(), self.waits_for(key, pool))).collect()
+        let is_long = |began: Instant| now >= began + WITHHELD_LONG;
+        let withheld = self.withheld.iter().filter(|(_, pool)| is_long(pool.began));
+        let withheld = withheld.map(|(key, pool)| (key.clone(), self.waits_for(key, pool)));
+        let undecided = self.undecided.iter().filter(|(_, began)| is_long(**began));
+        withheld.chain(undecided.map(|(key, _)| (key.clone(), self.undecided().to_owned()))).collect()
     }
 
     pub(super) fn mechanisms(&self) -> Mechanisms {
@@ -367,8 +398,33 @@ impl Switch {
     fn target(&self, key: &LocalPool) -> Option<Mechanism> {
         match self.pools.get(key) {
             Some(None) => Some(Mechanism::Dra),
-            Some(Some(_)) | None => self.record.decided,
+            Some(Some(_)) | None => match self.record.decided? {
+                Mechanism::Dra if self.lacks_class(key) => self.without_class(key),
+                decided => Some(decided),
+            },
         }
+    }
+
+    /// Returns whether a pool must not be offered through DRA yet. A resource that is offered so stays, whatever becomes of its class: it
+    /// would cost a withdrawal each time that the class is replaced.
+    fn lacks_class(&self, key: &LocalPool) -> bool {
+        let ready = match &self.classes {
+            Classes::NotNeeded => return false,
+            Classes::Unread => None,
+            Classes::Ready(ready) => Some(ready),
+        };
+        let record = self.record.pools.get(key);
+        let named = self.pools.get(key).and_then(Option::as_ref);
+        let Some(resource) = named.or(record.map(|record| &record.resource)) else { return false };
+        let mut records = self.record.pools.values();
+        !ready.is_some_and(|ready| ready.contains(resource))
+            && !records.any(|record| record.mechanism == Mechanism::Dra && record.resource == *resource)
+    }
+
+    /// What offers a pool without a class. Nothing does before the classes were read, unless it is offered already.
+    fn without_class(&self, key: &LocalPool) -> Option<Mechanism> {
+        let is_known = self.record.pools.contains_key(key) || self.classes != Classes::Unread;
+        is_known.then_some(Mechanism::DevicePlugin)
     }
 
     fn is_offered(&self, key: &LocalPool) -> bool {
@@ -387,15 +443,27 @@ impl Switch {
             let resource = named.or_else(|| record.map(|record| record.resource.clone()))?;
             let offered = record.map(|record| record.mechanism).filter(|_| self.is_offered(&key));
             let waits_for = self.withheld.get(&key).map(|pool| self.waits_for(&key, pool));
+            let is_decided = self.record.decided == Some(Mechanism::Dra) && self.lacks_class(&key);
             let waits_for = match (offered, waits_for) {
+                (Some(Mechanism::DevicePlugin), _) if is_decided => {
+                    format!("a DeviceClass of {resource}, to be offered by {}", Mechanism::Dra)
+                }
                 (Some(_), _) => String::new(),
                 (None, Some(waits_for)) => waits_for,
-                (None, None) => "the versions of API server and kubelet".to_owned(),
+                (None, None) => self.undecided().to_owned(),
             };
             let claimed = record.map(|record| record.claimed.clone()).unwrap_or_default();
             Some((key, PoolStatus { resource, offered, waits_for, claimed }))
         };
         self.keys().into_iter().filter_map(status).collect()
+    }
+
+    /// What a pool waits for whose mechanism is not decided.
+    fn undecided(&self) -> &'static str {
+        match self.record.decided {
+            None => "the versions of API server and kubelet",
+            Some(_) => "a list of the DeviceClasses",
+        }
     }
 
     fn waits_for(&self, key: &LocalPool, pool: &Withheld) -> String {
@@ -423,8 +491,16 @@ impl Switch {
     /// Follows a change of what is offered.
     fn refresh(&mut self, now: Instant) {
         let mut withheld = std::mem::take(&mut self.withheld);
+        let mut undecided = std::mem::take(&mut self.undecided);
         for key in self.keys() {
-            let Some(target) = self.target(&key).filter(|_| !self.is_offered(&key)) else { continue };
+            if self.is_offered(&key) {
+                continue;
+            }
+            let Some(target) = self.target(&key) else {
+                let began = undecided.remove(&key).unwrap_or(now);
+                self.undecided.insert(key, began);
+                continue;
+            };
             let known = withheld.remove(&key);
             // A pool that nothing was decided for is not offered already.
             let is_shown = self.offered.get(&key).is_some_and(|(offered, _)| offered.is_none());

@@ -25,6 +25,17 @@ fn decision(mechanism: Mechanism) -> Decision {
     Decision { mechanism, reason: "of the test".to_owned() }
 }
 
+/// A switch for which classes do not matter.
+fn new_switch(record: Record, is_new_node: bool, now: Instant) -> Switch {
+    let mut switch = Switch::new(record, is_new_node, now);
+    switch.set_classes(Classes::NotNeeded, now);
+    switch
+}
+
+fn ready(is_ready: bool) -> Classes {
+    Classes::Ready([resource()].into_iter().filter(|_| is_ready).collect())
+}
+
 fn record(mechanism: Mechanism) -> Record {
     let pool = PoolRecord { resource: resource(), mechanism, claimed: BTreeSet::new() };
     Record { decided: Some(mechanism), pools: [(key(), pool)].into() }
@@ -45,7 +56,7 @@ fn at(generation: u64) -> Acknowledged {
 #[test]
 fn a_pool_without_a_record_is_offered_by_neither_until_both_were_read() {
     let now = Instant::now();
-    let mut switch = Switch::new(Record::default(), true, now);
+    let mut switch = new_switch(Record::default(), true, now);
     switch.set_pools(named(), now);
     assert_eq!((mechanism(&switch), switch.needs(now)), (None, Needs::default()), "nothing is decided");
     switch.decide(decision(Mechanism::DevicePlugin), now);
@@ -71,7 +82,7 @@ fn a_pool_without_a_record_is_offered_by_neither_until_both_were_read() {
 #[test]
 fn dra_waits_for_the_node_object_and_goes_on_after_a_restart() {
     let now = Instant::now();
-    let mut switch = Switch::new(record(Mechanism::DevicePlugin), false, now);
+    let mut switch = new_switch(record(Mechanism::DevicePlugin), false, now);
     switch.set_pools(named(), now);
     assert_eq!(mechanism(&switch), Some(Mechanism::DevicePlugin), "as it was before the restart");
     let before = switch.mechanisms().generation;
@@ -91,14 +102,14 @@ fn dra_waits_for_the_node_object_and_goes_on_after_a_restart() {
     assert!(switch.overdue(later).is_empty());
     assert!(switch.overdue(now + WITHHELD_LONG)[&key()].contains("example.com/gpu"));
     let next = switch.saw_node(&none, later).unwrap();
-    let restarted = Switch::new(next, false, later);
+    let restarted = new_switch(next, false, later);
     assert_eq!(mechanism(&restarted), Some(Mechanism::Dra), "before anything was read");
 }
 
 #[test]
 fn a_decision_that_is_taken_back_offers_the_pool_as_before() {
     let now = Instant::now();
-    let mut switch = Switch::new(record(Mechanism::Dra), false, now);
+    let mut switch = new_switch(record(Mechanism::Dra), false, now);
     switch.set_pools(named(), now);
     switch.decide(decision(Mechanism::DevicePlugin), now);
     assert_eq!(mechanism(&switch), None);
@@ -113,7 +124,7 @@ fn a_decision_that_is_taken_back_offers_the_pool_as_before() {
 #[test]
 fn a_pool_that_loses_its_name_is_withdrawn_from_the_kubelet_before_it_is_in_slices() {
     let now = Instant::now();
-    let mut switch = Switch::new(record(Mechanism::DevicePlugin), false, now);
+    let mut switch = new_switch(record(Mechanism::DevicePlugin), false, now);
     let LocalPool { driver, pool } = key();
     let in_slices = |switch: &Switch| switch.mechanisms().of(&driver, &pool, false) == Some(Mechanism::Dra);
     switch.set_pools([(key(), None)].into(), now);
@@ -134,12 +145,49 @@ fn records_are_bounded_and_those_of_present_drivers_stay() {
         let gone = LocalPool { driver: format!("a{index}.example.com").parse().unwrap(), ..key() };
         full.pools.insert(gone, known.clone());
     }
-    let mut switch = Switch::new(full, false, now);
+    let mut switch = new_switch(full, false, now);
     switch.set_pools(named(), now);
     switch.decide(decision(Mechanism::Dra), now);
     switch.acknowledge(at(switch.mechanisms().generation), &BTreeSet::new(), now);
     let next = switch.saw_node(&BTreeMap::new(), now + NODE_SETTLE).unwrap();
     assert!(next.pools.len() == POOLS_MAX && next.pools.contains_key(&key()));
+}
+
+#[test]
+fn a_pool_stays_with_the_device_plugin_until_its_class_is_there_and_then_without_it() {
+    let now = Instant::now();
+    // A new node offers nothing before the classes were read, and then what an older cluster does.
+    let mut new = Switch::new(Record::default(), true, now);
+    new.set_pools(named(), now);
+    new.decide(decision(Mechanism::Dra), now);
+    let status = |switch: &Switch| switch.mechanisms().pools[&key()].clone();
+    assert_eq!((mechanism(&new), status(&new).waits_for.as_str()), (None, "a list of the DeviceClasses"));
+    assert!(new.overdue(now).is_empty() && new.overdue(now + WITHHELD_LONG).contains_key(&key()));
+    assert_eq!(new.needs_classes(), [(resource(), key().driver)].into());
+    new.set_classes(ready(false), now);
+    assert_eq!(new.target(&key()), Some(Mechanism::DevicePlugin));
+
+    let mut switch = Switch::new(record(Mechanism::DevicePlugin), false, now);
+    switch.set_pools(named(), now);
+    for classes in [Classes::Unread, ready(false)] {
+        switch.decide(decision(Mechanism::Dra), now);
+        switch.set_classes(classes, now);
+        assert_eq!(mechanism(&switch), Some(Mechanism::DevicePlugin));
+        assert!(status(&switch).waits_for.contains("a DeviceClass of example.com/gpu"));
+    }
+    switch.set_classes(ready(true), now);
+    assert_eq!(mechanism(&switch), None, "it is withdrawn");
+    switch.set_classes(ready(false), now);
+    assert_eq!(mechanism(&switch), Some(Mechanism::DevicePlugin), "nothing was committed");
+
+    let mut switch =
+        Switch::new(Record { decided: Some(Mechanism::Dra), ..record(Mechanism::Dra) }, false, now);
+    switch.set_pools(named(), now);
+    switch.set_classes(ready(false), now);
+    assert_eq!(mechanism(&switch), Some(Mechanism::Dra), "a class that is replaced withdraws nothing");
+    // A driver that is gone needs no class.
+    switch.set_pools(BTreeMap::new(), now);
+    assert_eq!(switch.needs_classes(), BTreeMap::new());
 }
 
 /// A node, its cluster, and what is durable.
@@ -150,6 +198,7 @@ struct World {
     done: Acknowledged,
     had_slices: bool,
     is_named: bool,
+    has_class: bool,
     /// The device plugin's list: whether each device is healthy.
     list: BTreeMap<&'static str, bool>,
     list_since: Instant,
@@ -179,6 +228,7 @@ impl World {
             done: Acknowledged::default(),
             had_slices: false,
             is_named: true,
+            has_class: false,
             list: BTreeMap::new(),
             list_since: now,
             held: BTreeSet::new(),
@@ -294,6 +344,7 @@ impl World {
 
     fn crash(&mut self) {
         self.switch = Switch::new(self.disk.clone(), false, self.now);
+        self.has_class = false;
         (self.done, self.had_slices) = Default::default();
         (self.list, self.list_since) = (BTreeMap::new(), self.now);
         self.reported = self.held.clone();
@@ -353,6 +404,10 @@ impl World {
                 self.list_since = self.now;
             }
             23 if seconds == 0 => self.is_named = !self.is_named,
+            24 => {
+                self.has_class = flag;
+                self.switch.set_classes(ready(flag), self.now);
+            }
             _ => self.tick(seconds),
         }
     }
@@ -376,8 +431,9 @@ impl World {
 
     /// Nothing disturbs any more.
     fn settle(&mut self, mechanism: Mechanism) {
-        self.is_named = true;
+        (self.is_named, self.has_class) = (true, true);
         self.switch.decide(decision(mechanism), self.now);
+        self.switch.set_classes(ready(true), self.now);
         (self.allocated, self.prepared) = Default::default();
         (self.kubelet_allocated, self.held) = Default::default();
         for _ in 0..40 {

@@ -162,22 +162,33 @@ fn published(server: &ApiServer) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_both_are_new_enough_a_pool_is_in_slices_and_a_class_is_missed() {
+async fn where_both_are_new_enough_a_pool_is_in_slices_when_its_class_is_there() {
     let (server, dir) = (server(37, 37).await, tempfile::tempdir().unwrap());
+    let forbidden = server.fail(Fault::Status(403), When::any().resource("deviceclasses"));
     let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto);
     pass(60).await;
-    assert_eq!(published(&server), Vec::<String>::new(), "the bridge has not replaced its lists");
-    daemon.bridge(&[]);
-    pass(5).await;
-    assert_eq!(published(&server), ["a", "b", "c"]);
-    let device = &server.list("resourceslices")[0]["spec"]["devices"][0];
-    assert_eq!(device["attributes"][ATTRIBUTE]["string"], RESOURCE, "{device:#}");
+    assert_eq!(daemon.mechanism(), Some(Mechanism::DevicePlugin));
+    let refused = daemon.problem(ProblemCode::DeviceClassMissing).unwrap();
+    assert!(refused.contains("the right to list deviceclasses"), "{refused}");
+    server.lift(forbidden);
+    pass(61).await;
+    assert_eq!((daemon.mechanism(), published(&server)), (Some(Mechanism::DevicePlugin), Vec::new()));
     let missing = daemon.problem(ProblemCode::DeviceClassMissing).unwrap();
     assert!(missing.contains("nodedock get deviceclasses"), "{missing}");
 
     server.put(manifest(&resource(), &driver()));
     pass(61).await;
     assert_eq!(daemon.problem(ProblemCode::DeviceClassMissing), None);
+    assert_eq!(
+        (daemon.mechanism(), published(&server)),
+        (None, Vec::new()),
+        "the bridge has not replaced its lists"
+    );
+    daemon.bridge(&[]);
+    pass(60).await;
+    assert_eq!(published(&server), ["a", "b", "c"]);
+    let device = &server.list("resourceslices")[0]["spec"]["devices"][0];
+    assert_eq!(device["attributes"][ATTRIBUTE]["string"], RESOURCE, "{device:#}");
     let mut another = manifest(&resource(), &driver());
     another["metadata"] = json!({ "name": "theirs" });
     server.put(another);
@@ -205,6 +216,7 @@ async fn where_both_are_new_enough_a_pool_is_in_slices_and_a_class_is_missed() {
 #[tokio::test(start_paused = true)]
 async fn an_upgrade_withdraws_devices_from_the_kubelet_before_they_are_in_slices() {
     let (server, dir) = (server(36, 36).await, tempfile::tempdir().unwrap());
+    server.put(manifest(&resource(), &driver()));
     let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto);
     pass(5).await;
     assert_eq!(daemon.mechanism(), Some(Mechanism::DevicePlugin));
@@ -223,7 +235,7 @@ async fn an_upgrade_withdraws_devices_from_the_kubelet_before_they_are_in_slices
     let waits = daemon.problem(ProblemCode::ExtendedResourceWithheld).unwrap();
     assert!(waits.contains("still has 3 example.com/gpu"), "{waits}");
     set_allocatable(&server, "0");
-    pass(5).await;
+    pass(31).await;
     assert_eq!(
         (daemon.mechanism(), published(&server)),
         (Some(Mechanism::Dra), vec!["b".to_owned(), "c".to_owned()])
@@ -249,6 +261,7 @@ async fn an_upgrade_withdraws_devices_from_the_kubelet_before_they_are_in_slices
 #[tokio::test(start_paused = true)]
 async fn the_way_back_waits_for_slices_and_claims() {
     let (server, dir) = (server(37, 37).await, tempfile::tempdir().unwrap());
+    server.put(manifest(&resource(), &driver()));
     let daemon = Daemon::start(&server, dir.path(), MechanismSetting::Auto);
     pass(5).await;
     daemon.bridge(&[]);
@@ -262,7 +275,7 @@ async fn the_way_back_waits_for_slices_and_claims() {
     pass(60).await;
     assert_eq!((daemon.mechanism(), published(&server).len()), (None, 3), "the slices cannot be deleted");
     server.lift(refused);
-    pass(20).await;
+    pass(31).await;
     assert_eq!(
         (daemon.mechanism(), published(&server).len()),
         (None, 0),
@@ -281,7 +294,7 @@ async fn the_way_back_waits_for_slices_and_claims() {
     let daemon = Daemon::start(&server, dir.path(), MechanismSetting::DevicePlugin);
     assert_eq!(claimed(&daemon), ["b"], "after a restart as well");
     server.deallocate_claim("default", "claim");
-    pass(60).await;
+    pass(601).await;
     assert_eq!(claimed(&daemon), Vec::<&str>::new());
     server.forget_requests();
     pass(300).await;

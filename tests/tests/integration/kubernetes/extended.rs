@@ -41,20 +41,31 @@ impl Node {
 }
 
 #[tokio::test]
-async fn a_node_of_1_37_offers_a_named_pool_in_slices_and_a_claim_of_the_scheduler_is_prepared() {
+async fn a_node_of_1_37_with_the_class_offers_a_named_pool_in_slices_and_a_claim_of_the_scheduler_is_prepared()
+ {
     let cluster = Cluster::start().await;
     cluster.api.report_minor_version("37");
     cluster.api.report_kubelet(NODE, "v1.37.1", json!({}));
-    let node = Node::start_in(cluster, GPUS).await;
-    until_offered(&node.cluster, 8).await;
-    assert!(node.kubelet.wait_for("its resources", |view| Some(view.resource(RESOURCE))).await.is_none());
+    let mut node = Node::start_in(cluster, GPUS).await;
+    node.kubelet.devices(RESOURCE, 8).await;
     node.daemon.until_conditions(&["device-class-missing"]).await;
     let explained = node.explained().await;
-    assert_parts(&explained, &["is offered by dra", "the kubelet 1.37", "example.com-gpu", "no DeviceClass"]);
+    assert_parts(
+        &explained,
+        &["is offered by device-plugin", "a DeviceClass of example.com/gpu", "no DeviceClass"],
+    );
 
     let items = classes(&node.daemon).await;
     let [class] = items.as_slice() else { panic!("{items:#?}") };
     assert_eq!(class["spec"]["extendedResourceName"], RESOURCE);
+    node.cluster.api.put(class.clone());
+    // A start reads the classes at once.
+    node.crash().await;
+    until_offered(&node.cluster, 8).await;
+    node.daemon.until_serving(MOCK_GPU_FILE).await;
+    let explained = node.explained().await;
+    assert_parts(&explained, &["is offered by dra", "the kubelet 1.37", "example.com-gpu"]);
+    assert!(!explained.contains("no DeviceClass"), "{explained}");
     let claim = node.claim("of-the-scheduler", &["plugged/gpu-9"]);
     node.prepared(&claim).await;
     node.unprepared(&claim).await;
