@@ -66,6 +66,16 @@ impl Daemon {
         .await
     }
 
+    /// Waits until no claim is on the node.
+    pub async fn until_no_claims(&self) {
+        self.until("no claim is on the node", async |mut client| {
+            let answer = client.list_claims(v1::ListClaimsRequest::default()).await;
+            let claims = answer.map_err(|status| status.to_string())?.into_inner().claims;
+            if claims.is_empty() { Ok(()) } else { Err(format!("{claims:?}")) }
+        })
+        .await;
+    }
+
     /// Returns an extended resource as soon as it is as wanted.
     pub async fn until_resource(&self, name: &str, wanted: impl Fn(&v1::Resource) -> bool) -> v1::Resource {
         self.until(&format!("{name} is as wanted"), async |mut client| {

@@ -64,7 +64,7 @@ impl Location {
 enum Command {
     /// Run the daemon
     Run(RunArgs),
-    /// Show drivers, devices, claims, pods, extended resources or the node
+    /// Show drivers, devices, claims, pods, extended resources, their DeviceClasses or the node
     Get(get::GetArgs),
     /// Prepare the claims of a pod and allocate its extended resources
     Prepare(pods::PrepareArgs),
@@ -73,10 +73,10 @@ enum Command {
     /// Force-release a claim that its driver cannot unprepare
     #[command(subcommand)]
     Release(release::ReleaseCommand),
-    /// Show the state, the problems and the history of a claim or a driver
+    /// Show the state, the problems and the history of a claim, a driver or an extended resource
     #[command(subcommand)]
     Explain(explain::ExplainCommand),
-    /// Inspect driver files, and reload or resume a driver
+    /// Inspect and package driver files, and reload or resume a driver
     #[command(subcommand)]
     Driver(driver::DriverCommand),
     /// Print or check a checkpoint file; it is never changed

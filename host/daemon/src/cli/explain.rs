@@ -1,5 +1,7 @@
 //! `nodedock explain`: the state of a claim or a driver, its problems, what happens next, and its history.
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
 use clap::Subcommand;
 use nodedock_proto::node::v1;
@@ -61,11 +63,19 @@ async fn resource(mut client: Client, name: &str) -> Result<()> {
     let Some(resource) = resources.iter().find(|resource| resource.name == name) else {
         return Err(names::unknown("resource", name));
     };
+    let devices = client.list_devices(v1::ListDevicesRequest::default()).await?.into_inner().devices;
+    let of_resource = devices.iter().filter(|device| device.extended_resource == resource.name);
+    let pools = of_resource.map(|device| format!("{}/{}", device.driver, device.pool)).collect();
     let node = client.get_node(v1::GetNodeRequest {}).await?.into_inner();
-    print_text(&join(resource_lines(resource, &node.conditions)))
+    print_text(&join(resource_lines(resource, &pools, &node.conditions)))
 }
 
-fn resource_lines(resource: &v1::Resource, conditions: &[v1::Condition]) -> Vec<String> {
+/// `pools`: of the resource, as `DRIVER/POOL`.
+fn resource_lines(
+    resource: &v1::Resource,
+    pools: &BTreeSet<String>,
+    conditions: &[v1::Condition],
+) -> Vec<String> {
     let v1::Resource { name, capacity, allocatable, allocated, driver, mechanism, mechanism_reason, .. } =
         resource;
     let offered = match mechanism.as_str() {
@@ -87,10 +97,8 @@ fn resource_lines(resource: &v1::Resource, conditions: &[v1::Condition]) -> Vec<
             "  DeviceClass: {class}, of which pods also request deviceclass.resource.kubernetes.io/{class}"
         ));
     }
-    let is_about = |condition: &&v1::Condition| {
-        condition.subject == *name
-            || (!driver.is_empty() && condition.subject.starts_with(&format!("{driver}/")))
-    };
+    let is_about =
+        |condition: &&v1::Condition| condition.subject == *name || pools.contains(&condition.subject);
     lines.extend(
         conditions.iter().filter(is_about).flat_map(|condition| describe::problem(&condition.problem, "  ")),
     );
@@ -364,9 +372,10 @@ mod tests {
         let conditions = [
             condition("example.com/gpu", "no class"),
             condition("gpu.example.com/gpus", "withheld"),
-            condition("example.com/nic", "another"),
+            condition("gpu.example.com/nics", "another"),
         ];
-        let text = join(resource_lines(&resource, &conditions));
+        let pools = ["gpu.example.com/gpus".to_owned()].into();
+        let text = join(resource_lines(&resource, &pools, &conditions));
         for part in [
             "example.com/gpu of gpu.example.com is offered by dra\n",
             "8 devices, 7 healthy, 1 allocated",
@@ -379,7 +388,7 @@ mod tests {
         }
         assert!(!text.contains("another"), "{text}");
         let plain = v1::Resource { mechanism: String::new(), mechanism_reason: String::new(), ..resource };
-        let text = join(resource_lines(&plain, &[]));
+        let text = join(resource_lines(&plain, &pools, &[]));
         assert!(text.contains("is allocated by this daemon") && !text.contains("because"), "{text}");
     }
 

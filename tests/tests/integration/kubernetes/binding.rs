@@ -61,22 +61,16 @@ impl Node {
         self.cluster.api.wait_for(&format!("{kind} of {claim}"), is_true).await
     }
 
-    async fn until_no_claims(&self) {
-        while !self.daemon.claims().await.is_empty() {
-            tokio::task::yield_now().await;
-        }
-    }
-
-    /// Keys of the taints of a device.
+    /// Keys of the taints of a device that is in slices.
     fn taints(&self, device: &str) -> Vec<String> {
-        let slices = self
-            .cluster
-            .api
-            .look(|state| state.slices(MOCK_GPU_NAME).into_iter().cloned().collect::<Vec<_>>());
-        let devices = slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().unwrap().clone());
-        let taints = devices.filter(|found| found["name"] == device).map(|found| found["taints"].clone());
-        let taints = taints.flat_map(|taints| taints.as_array().cloned().unwrap_or_default());
-        taints.map(|taint| taint["key"].as_str().unwrap_or_default().to_owned()).collect()
+        let of_device = self.cluster.api.look(|state| {
+            let slices = state.slices(MOCK_GPU_NAME);
+            let devices = slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array().unwrap());
+            devices.filter(|found| found["name"] == device).cloned().collect::<Vec<_>>()
+        });
+        let [found] = of_device.as_slice() else { panic!("{device} is in slices as {of_device:?}") };
+        let taints = found["taints"].as_array().cloned().unwrap_or_default();
+        taints.iter().map(|taint| taint["key"].as_str().unwrap_or_default().to_owned()).collect()
     }
 }
 
@@ -119,7 +113,7 @@ async fn a_claim_that_the_scheduler_takes_back_is_released_also_after_a_crash() 
     node.until_condition("one", PREPARED).await;
     // The same claim gets the device again, and with it no status.
     node.cluster.api.deallocate_claim(NAMESPACE, "one");
-    node.until_no_claims().await;
+    node.daemon.until_no_claims().await;
     node.allocate("a", "one", "gpu-0", None);
     node.until_condition("one", PREPARED).await;
     node.daemon.kill9().await;
@@ -127,7 +121,7 @@ async fn a_claim_that_the_scheduler_takes_back_is_released_also_after_a_crash() 
     node.cluster.api.deallocate_claim(NAMESPACE, "one");
     node.daemon.run().await;
     node.daemon.until_serving(MOCK_GPU_FILE).await;
-    node.until_no_claims().await;
+    node.daemon.until_no_claims().await;
     assert!(node.daemon.cdi_files().is_empty());
 
     // A crash between the prepare and the condition: the pod still waits.
@@ -146,6 +140,10 @@ async fn a_claim_that_the_scheduler_takes_back_is_released_also_after_a_crash() 
 #[tokio::test]
 async fn a_claim_that_is_refused_has_the_failure_condition_and_an_event() {
     let node = Node::with_binding_conditions().await;
+    node.cluster
+        .api
+        .wait_until("the devices are in slices", |state| !state.slices(MOCK_GPU_NAME).is_empty())
+        .await;
     node.nominate("a", "one");
     let parameters = json!({ "sharing": { "strategy": "no-such-strategy" } });
     node.allocate("a", "one", "gpu-0", Some(parameters));
@@ -158,7 +156,7 @@ async fn a_claim_that_is_refused_has_the_failure_condition_and_an_event() {
             .any(|event| event["involvedObject"]["kind"] == "Pod" && event["involvedObject"]["name"] == "a")
     };
     node.cluster.api.wait_until("an event on the pod", is_event).await;
-    node.until_no_claims().await;
+    node.daemon.until_no_claims().await;
     assert!(node.taints("gpu-0").is_empty(), "another device would refuse it as well");
     // The user mends the claim, and the scheduler allocates it again.
     node.cluster.api.delete("resourceclaims", NAMESPACE, "one");
