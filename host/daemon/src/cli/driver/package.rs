@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -158,7 +157,6 @@ impl Target {
 
 fn write_files(directory: &Path, layout: &Layout) -> std::io::Result<()> {
     std::fs::create_dir(directory)?;
-    std::fs::set_permissions(directory, std::fs::Permissions::from_mode(0o755))?;
     std::fs::create_dir_all(directory.join("blobs/sha256"))?;
     layout.files.iter().try_for_each(|(path, bytes)| std::fs::write(directory.join(path), bytes))
 }
