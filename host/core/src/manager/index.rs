@@ -2,6 +2,7 @@
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use nodedock_model::Uid;
 
@@ -26,6 +27,14 @@ impl<K: Ord> Index<K> {
     /// The UIDs of all keys of a range, each once.
     pub(super) fn range(&self, keys: std::ops::Range<K>) -> BTreeSet<&Uid> {
         self.0.range(keys).flat_map(|(_, uids)| uids).collect()
+    }
+
+    /// The first key that is not before another.
+    pub(super) fn first_from<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&K>
+    where
+        K: Borrow<Q>,
+    {
+        self.0.range((Bound::Included(key), Bound::Unbounded)).next().map(|(found, _)| found)
     }
 
     pub(super) fn keys(&self) -> impl ExactSizeIterator<Item = &K> {

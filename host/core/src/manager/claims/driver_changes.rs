@@ -120,15 +120,16 @@ impl Manager {
 
     /// Drivers of claims that have no source, with their claims.
     fn absent_drivers(&self) -> BTreeMap<DriverName, Vec<String>> {
-        let mut claims: BTreeMap<DriverName, Vec<String>> = BTreeMap::new();
-        for record in self.table().claims() {
-            for driver in record.drivers.keys() {
-                claims.entry(driver.clone()).or_default().push(record.id.to_string());
-            }
-        }
-        claims
-            .retain(|driver, _| self.registry.kind(driver).is_none() && !self.registry.is_under_way(driver));
-        claims
+        let mut drivers = self.table().drivers();
+        drivers.retain(|driver| self.registry.kind(driver).is_none() && !self.registry.is_under_way(driver));
+        let table = self.table();
+        let with_claims = |driver: DriverName| {
+            let records =
+                table.claims_of_driver(&driver).filter(|record| record.drivers.contains_key(&driver));
+            let claims: Vec<_> = records.map(|record| record.id.to_string()).collect();
+            (!claims.is_empty()).then_some((driver, claims))
+        };
+        drivers.into_iter().filter_map(with_claims).collect()
     }
 
     /// Removes the code of drivers that do not serve and that prepared no claim that still exists.

@@ -102,6 +102,18 @@ impl ClaimTable {
         self.found(self.claims_of_pods.get(pod)).cloned().collect()
     }
 
+    /// Drivers of which claims have devices, sorted. Costs as much as there are drivers, however many claims they have.
+    pub fn drivers(&self) -> Vec<DriverName> {
+        let (mut drivers, mut from) = (Vec::new(), String::new());
+        while let Some(key) = self.users.first_from(from.as_str()) {
+            let driver = key.split('/').next().unwrap_or_default();
+            drivers.extend(DriverName::new(driver).ok());
+            // `0` follows `/`.
+            from = format!("{driver}0");
+        }
+        drivers
+    }
+
     /// Claims that have a device of a driver, each once.
     pub fn claims_of_driver(&self, driver: &DriverName) -> impl Iterator<Item = &Arc<ClaimRecord>> {
         let (from, to) = (format!("{driver}/"), format!("{driver}0"));
@@ -293,4 +305,29 @@ fn digests(record: &ClaimRecord) -> impl Iterator<Item = &str> {
 
 pub(super) fn device_key(driver: &DriverName, pool: &str, device: &str) -> String {
     format!("{driver}/{pool}/{device}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::manager::claims::fixtures::{claim, driver, pod};
+    use nodedock_model::ClaimState;
+
+    #[test]
+    fn each_driver_of_claims_is_listed_once_whatever_its_name() {
+        let record = |name: &str, devices: &[&str]| {
+            let claim = claim(name, devices, &[&pod("a")]);
+            let mut record = ClaimRecord::new(claim.id, ClaimState::Prepared, "boot-1");
+            record.allocation = claim.allocation.unwrap();
+            record
+        };
+        let claims = vec![
+            record("one", &["gpu/0", "gpu/1", "nic/0"]),
+            record("two", &["gpu/0", "gpu-2/0"]),
+            record("three", &["gpu0/0"]),
+        ];
+        let table = ClaimTable::new(claims, Vec::new());
+        assert_eq!(table.drivers(), ["gpu-2", "gpu", "gpu0", "nic"].map(driver));
+        assert_eq!(ClaimTable::default().drivers(), []);
+    }
 }
