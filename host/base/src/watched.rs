@@ -2,6 +2,7 @@
 //!
 //! Owns the system's watches and the order of the steps. An implementation of `Directory` interprets the entries.
 
+use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -52,12 +53,11 @@ pub trait Directory {
 pub async fn follow<F: Directory>(mut directory: F, tasks: Tasks, events: mpsc::Sender<F::Event>) {
     let (raw, mut arrivals) = mpsc::channel(EVENTS_WAITING_MAX);
     let paths = std::iter::once(directory.path().to_owned()).chain(directory.others());
-    let watch = |path| Watched::new(path, directory.depth(), raw.clone());
-    let mut watches: Vec<_> = paths.map(watch).collect();
+    let mut watches = Watches::new(paths, directory.depth(), raw);
     let stopped = tasks.stopped();
     tokio::pin!(stopped);
     loop {
-        if watches.iter_mut().fold(false, |gap, watched| watched.renew() | watched.has_lost() | gap) {
+        if watches.renew() {
             directory.note_gap();
         }
         for event in directory.look() {
@@ -65,8 +65,7 @@ pub async fn follow<F: Directory>(mut directory: F, tasks: Tasks, events: mpsc::
                 return;
             }
         }
-        let period = watches.iter().map(Watched::period).min().unwrap_or(POLL_PERIOD);
-        let relist = Instant::now() + period;
+        let relist = Instant::now() + watches.period();
         let wake = directory.next_look().map_or(relist, |look| look.min(relist));
         tokio::select! {
             // Safe to drop: the next start lists the directory.
@@ -104,78 +103,99 @@ impl Directory for AnyChange {
     }
 }
 
-/// The system's watch on the directory; created again when the directory was replaced.
-struct Watched {
-    directory: PathBuf,
+/// The system's watches on directories, with one queue of events: of these the system gives a user 128.
+struct Watches {
+    directories: Vec<Watched>,
     depth: RecursiveMode,
     raw: mpsc::Sender<notify::Event>,
     watcher: Option<RecommendedWatcher>,
-    inode: Option<(u64, u64)>,
-    complained: bool,
     /// The queue of events overflowed.
     lost: Arc<AtomicBool>,
 }
 
-impl Watched {
-    fn new(directory: PathBuf, depth: RecursiveMode, raw: mpsc::Sender<notify::Event>) -> Self {
-        Self { directory, depth, raw, watcher: None, inode: None, complained: false, lost: Arc::default() }
+struct Watched {
+    directory: PathBuf,
+    /// The directory that is watched; `None`: none is.
+    inode: Option<(u64, u64)>,
+    complained: bool,
+}
+
+impl Watches {
+    fn new(
+        directories: impl Iterator<Item = PathBuf>,
+        depth: RecursiveMode,
+        raw: mpsc::Sender<notify::Event>,
+    ) -> Self {
+        let directories: BTreeSet<PathBuf> = directories.collect();
+        let watched = |directory| Watched { directory, inode: None, complained: false };
+        let directories = directories.into_iter().map(watched).collect();
+        Self { directories, depth, raw, watcher: None, lost: Arc::default() }
     }
 
-    /// Returns whether earlier events may be lost.
+    /// Watches what is not watched or was replaced. Returns whether earlier events may be lost.
     fn renew(&mut self) -> bool {
-        let inode = std::fs::metadata(&self.directory).ok().map(|found| (found.dev(), found.ino()));
-        if self.watcher.is_some() && self.inode == inode {
-            return false;
-        }
-        match self.start() {
-            Ok(watcher) => {
-                self.watcher = Some(watcher);
-                self.inode = inode;
-                self.complained = false;
+        let mut is_gap = self.lost.swap(false, Ordering::Relaxed);
+        for index in 0..self.directories.len() {
+            let watched = &self.directories[index];
+            let inode = std::fs::metadata(&watched.directory).ok().map(|found| (found.dev(), found.ino()));
+            if watched.inode.is_some() && watched.inode == inode {
+                continue;
             }
-            // The directory does not exist, or the user's watches are used up (fs.inotify).
-            Err(error) => {
-                self.watcher = None;
-                if !std::mem::replace(&mut self.complained, true) {
-                    let directory = self.directory.display().to_string();
+            is_gap = true;
+            let outcome = self.watch(index);
+            let watched = &mut self.directories[index];
+            watched.inode = inode.filter(|_| outcome.is_ok());
+            match outcome {
+                Ok(()) => watched.complained = false,
+                // The directory does not exist, or the user's watches are used up (fs.inotify).
+                Err(error) if !std::mem::replace(&mut watched.complained, true) => {
+                    let directory = watched.directory.display().to_string();
                     tracing::warn!(
                         directory,
                         error = chain(&error),
                         "cannot watch the directory, listing it instead"
                     );
                 }
+                Err(_) => {}
             }
         }
-        true
+        is_gap
     }
 
-    fn has_lost(&self) -> bool {
-        self.lost.swap(false, Ordering::Relaxed)
-    }
-
-    fn start(&self) -> notify::Result<RecommendedWatcher> {
-        let (raw, lost) = (self.raw.clone(), self.lost.clone());
-        let handle = move |event: notify::Result<notify::Event>| {
-            // What an error hides is found by a list, which an event without a path triggers.
-            let event = event.unwrap_or_else(|error| {
-                if !lost.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(error = chain(&error), "the watch of a directory has failed, listing it");
-                }
-                notify::Event::default()
-            });
-            // An event in a full channel triggers a list, and a list finds everything.
-            if is_change_event(&event) && raw.try_send(event).is_err() {
-                lost.store(true, Ordering::Relaxed);
-            }
+    fn watch(&mut self, index: usize) -> notify::Result<()> {
+        let watcher = match &mut self.watcher {
+            Some(watcher) => watcher,
+            none => none.insert(watcher(self.raw.clone(), self.lost.clone())?),
         };
-        let mut watcher = RecommendedWatcher::new(handle, Config::default().with_follow_symlinks(false))?;
-        watcher.watch(&self.directory, self.depth)?;
-        Ok(watcher)
+        let directory = &self.directories[index].directory;
+        // What was there before; an event of its end must not end the new watch.
+        if watcher.unwatch(directory).is_ok() {
+            tracing::debug!(directory = %directory.display(), "the directory was replaced");
+        }
+        watcher.watch(directory, self.depth)
     }
 
     fn period(&self) -> Duration {
-        if self.watcher.is_some() { limit::RELIST_PERIOD } else { POLL_PERIOD }
+        let all_watched = self.directories.iter().all(|watched| watched.inode.is_some());
+        if all_watched { limit::RELIST_PERIOD } else { POLL_PERIOD }
     }
+}
+
+fn watcher(raw: mpsc::Sender<notify::Event>, lost: Arc<AtomicBool>) -> notify::Result<RecommendedWatcher> {
+    let handle = move |event: notify::Result<notify::Event>| {
+        // What an error hides is found by a list, which an event without a path triggers.
+        let event = event.unwrap_or_else(|error| {
+            if !lost.swap(true, Ordering::Relaxed) {
+                tracing::warn!(error = chain(&error), "the watch of a directory has failed, listing it");
+            }
+            notify::Event::default()
+        });
+        // An event in a full channel triggers a list, and a list finds everything.
+        if is_change_event(&event) && raw.try_send(event).is_err() {
+            lost.store(true, Ordering::Relaxed);
+        }
+    };
+    RecommendedWatcher::new(handle, Config::default().with_follow_symlinks(false))
 }
 
 /// Listing a directory opens it, which is an event too: without this filter each list would trigger the next.
@@ -190,18 +210,33 @@ mod tests {
 
     #[tokio::test]
     async fn a_new_watch_and_events_without_room_are_gaps() {
-        let directory = tempfile::tempdir().unwrap();
+        let home = tempfile::tempdir().unwrap();
+        let [one, other] = ["one", "other"].map(|name| home.path().join(name));
+        std::fs::create_dir(&one).unwrap();
+        std::fs::create_dir(&other).unwrap();
         let (raw, mut arrivals) = mpsc::channel(1);
-        let mut watched = Watched::new(directory.path().to_owned(), RecursiveMode::NonRecursive, raw);
-        assert!(watched.renew() && !watched.renew() && !watched.has_lost());
+        let paths = [one.clone(), other.clone(), one.clone()].into_iter();
+        let mut watches = Watches::new(paths, RecursiveMode::NonRecursive, raw);
+        assert!(watches.renew() && !watches.renew());
+        assert_eq!(watches.period(), limit::RELIST_PERIOD);
         // Create, write and close are three events.
-        std::fs::write(directory.path().join("a"), "x").unwrap();
-        while !watched.has_lost() {
+        std::fs::write(one.join("a"), "x").unwrap();
+        while !watches.renew() {
             arrivals.recv().await.unwrap();
-            std::fs::write(directory.path().join("a"), "x").unwrap();
+            std::fs::write(one.join("a"), "x").unwrap();
         }
-        std::fs::remove_dir_all(directory.path()).unwrap();
-        assert!(watched.renew() && watched.renew(), "without a watch everything may be missed");
+        std::fs::remove_dir_all(&one).unwrap();
+        assert!(watches.renew() && watches.renew(), "without a watch everything may be missed");
+        assert_eq!(watches.period(), POLL_PERIOD);
+        // The other is watched as before, and the new one as well.
+        std::fs::create_dir(&one).unwrap();
+        assert!(watches.renew());
+        for path in [other.join("b"), one.join("b")] {
+            std::fs::write(&path, "x").unwrap();
+            while !arrivals.recv().await.unwrap().paths.contains(&path) {
+                std::fs::write(&path, "x").unwrap();
+            }
+        }
     }
 
     #[test]

@@ -315,8 +315,8 @@ pub fn taints(own: &[Taint], added: &AddedTaints) -> Vec<v1::Taint> {
         rule: of.rule.to_string(),
     };
     let own = own.iter().map(|own| taint(own, "driver"));
-    let unhealthy = added.unhealthy.iter().map(|unhealthy| taint(unhealthy, "nodedock"));
-    own.chain(unhealthy).chain(added.rules.iter().map(of_rule)).collect()
+    let host = added.host.iter().map(|host| taint(host, "nodedock"));
+    own.chain(host).chain(added.rules.iter().map(of_rule)).collect()
 }
 
 pub fn object_message(object: &ObjectRef) -> v1::ObjectRef {

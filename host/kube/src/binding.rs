@@ -28,7 +28,7 @@ use kube::runtime::watcher::{self, Event, watcher};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use self::decide::{ClaimSeen, Consumers, Held, Seen, Step, Tracked, is_of_device};
+use self::decide::{ClaimSeen, Consumers, Held, Seen, Step, Tracked, is_of_device, is_wanted};
 use crate::bridge::OnRefused;
 use crate::claims::ApiClaims;
 use crate::client::{KubeClient, meaning};
@@ -527,7 +527,7 @@ async fn observe(parts: &BindingParts, key: &Key, nominated: BTreeSet<Uid>) -> S
         Some(_) => Held::Kubelet,
     };
     let consumers = match (&held, &claim) {
-        (Held::Early { .. }, ClaimSeen::Here(claim)) if nominated.is_empty() => {
+        (Held::Early { .. }, ClaimSeen::Here(claim)) if !is_wanted(&claim.claim, &nominated) => {
             let recorded = record.iter().flat_map(|record| &record.kubelet).flat_map(|hold| &hold.consumers);
             consumers(parts, &key.0, claim.claim.reserved_for.iter().chain(recorded)).await
         }

@@ -1,5 +1,5 @@
-//! The taints of this node's devices beside those of their drivers: of the host, on unhealthy devices, and of the cluster's admins
-//! (DeviceTaintRules).
+//! The taints of this node's devices beside those of their drivers: of the host, on devices that are unhealthy or could not be prepared,
+//! and of the cluster's admins (DeviceTaintRules).
 //!
 //! Given the API server, it lists and watches the rules, which are few in a cluster, where they are served and the account may read them.
 //! Emits the taints of a device for display. Never enforces one: the scheduler and the eviction controller do. Without the API, or
@@ -40,8 +40,8 @@ pub struct DeviceTaints {
 /// The taints of a device that its driver does not know.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AddedTaints {
-    /// Of the host, because the device is unhealthy.
-    pub unhealthy: Option<Taint>,
+    /// Of the host, because the device is unhealthy or could not be prepared.
+    pub host: Vec<Taint>,
     /// Of rules: the first of them, by name.
     pub rules: Vec<RuleTaint>,
     /// Number of other rules that taint the device.
@@ -73,10 +73,10 @@ impl DeviceTaints {
         device: &DeviceName,
         own: &[Taint],
     ) -> AddedTaints {
-        let unhealthy = self.slices.unhealthy(driver, pool, device, own);
+        let host = self.slices.host_taints(driver, pool, device, own);
         let pool = &self.pools.published(driver, pool);
         let (rules, more_rules) = self.rules.lock().of(PublishedDevice { driver, pool, device });
-        AddedTaints { unhealthy, rules, more_rules }
+        AddedTaints { host, rules, more_rules }
     }
 }
 

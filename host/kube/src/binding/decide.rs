@@ -19,8 +19,8 @@ use crate::claims::ScheduledClaim;
 use crate::events::camel_case;
 use nodedock_base::backoff::Backoff;
 use nodedock_model::{
-    AllocatedDevice, Allocation, Claim, ClaimStatuses, Condition, DeviceStatus, DriverName, Problem,
-    ReportedDevice, Uid,
+    AllocatedDevice, Allocation, Claim, ClaimStatuses, Condition, Consumer, DeviceStatus, DriverName,
+    Problem, ReportedDevice, Uid,
 };
 
 /// A claim that cannot be prepared for so long counts as refused: half of the time that a scheduler waits by default (600 s), so that it
@@ -74,7 +74,7 @@ pub(super) enum Held {
     Kubelet,
 }
 
-/// Where the consumers of a claim that was prepared early are, if none is nominated.
+/// Where the consumers of a claim that was prepared early are, if no scheduler waits for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Consumers {
     /// Also if it did not matter.
@@ -204,10 +204,7 @@ impl Tracked {
             let state = State::Open { retry_at: now };
             self.attempt = Some(Attempt { claim: claim.clone(), since: now, state });
         }
-        let is_for = |uid: &Uid| seen.nominated.contains(uid);
-        let mut consumers = claim.claim.reserved_for.iter();
-        let is_reserved = consumers.any(|consumer| !consumer.is_pod() || is_for(&consumer.uid));
-        match is_reserved && !seen.nominated.is_empty() {
+        match is_wanted(&claim.claim, &seen.nominated) {
             true => self.step_wanted(claim, held, now),
             false => self.step_unwanted(seen, held, now),
         }
@@ -246,15 +243,15 @@ impl Tracked {
                 false => self.look_again(seen),
             };
         };
-        let consumers = if seen.nominated.is_empty() { seen.consumers } else { Consumers::Waiting };
-        match consumers {
+        match seen.consumers {
             Consumers::Unknown => Step::Wait(self.looks.delay()),
-            Consumers::Gone => Step::Release(uid.clone(), Why::NoPods),
+            Consumers::Gone if seen.nominated.is_empty() => Step::Release(uid.clone(), Why::NoPods),
             Consumers::Bound => {
                 self.withdrawn_since = None;
                 Step::Wait(IDLE_LOOK)
             }
-            Consumers::Waiting => {
+            // A scheduler may reserve the claim for a nominated pod.
+            Consumers::Waiting | Consumers::Gone => {
                 let until = *self.withdrawn_since.get_or_insert(now) + WITHDRAWN_GRACE;
                 if until <= now {
                     return Step::Release(uid.clone(), Why::Withdrawn);
@@ -333,6 +330,12 @@ impl Attempt {
         let devices = self.claim.claim.allocation.iter().flat_map(|allocation| &allocation.devices);
         devices.filter(|device| !device.binding.is_empty() && self.claim.awaited.contains(&device.driver))
     }
+}
+
+/// Whether a scheduler waits for a claim: it is reserved for one of the nominated pods that name it, or for what may be one's group.
+pub(super) fn is_wanted(claim: &Claim, nominated: &BTreeSet<Uid>) -> bool {
+    let is_for = |consumer: &Consumer| !consumer.is_pod() || nominated.contains(&consumer.uid);
+    !nominated.is_empty() && claim.reserved_for.iter().any(is_for)
 }
 
 /// Whether two states of a claim are of one allocation.

@@ -134,6 +134,15 @@ fn a_claim_that_was_prepared_early_is_released_for_what_is_plainly_known() {
     ] {
         assert_eq!(Tracked::default().step(&seen, now), expected, "{seen:?}");
     }
+    // Another pod that names it is nominated, and it is reserved for one that is bound here.
+    let shared = |consumers| Seen { nominated: [uid("pod-b")].into(), ..alone(same(), consumers) };
+    for consumers in [Consumers::Bound, Consumers::Gone] {
+        let mut tracked = Tracked::default();
+        assert_eq!(tracked.step(&shared(consumers), now), Step::Wait(IDLE_LOOK));
+        let is_bound = consumers == Consumers::Bound;
+        let expected = if is_bound { Step::Wait(IDLE_LOOK) } else { release(Why::Withdrawn) };
+        assert_eq!(tracked.step(&shared(consumers), now + WITHDRAWN_GRACE), expected);
+    }
     // A pod that is nominated again within the grace finds it prepared.
     let (mut tracked, waiting) = (Tracked::default(), alone(same(), Consumers::Waiting));
     tracked.step(&waiting, now);

@@ -257,6 +257,25 @@ async fn a_claim_is_prepared_once_as_soon_as_it_is_allocated_and_is_the_kubelets
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_claim_of_an_extended_resource_is_prepared_early() {
+    let scene = Scene::new().await;
+    let (_tasks, _binding) = scene.start();
+    scene.pod("a", "unused", NODE);
+    scene.edit_pod("a", |pod| pod["spec"]["resourceClaims"] = json!([]));
+    pass(Duration::from_secs(3)).await;
+    // The scheduler makes the claim, and names it in the pod before it waits.
+    scene.allocate("made", "node-1/gpus", "gpu-0", "a");
+    let mapping =
+        json!([{ "containerName": "main", "resourceName": "example.com/gpu", "requestName": "gpu" }]);
+    scene.edit_pod("a", |pod| {
+        pod["status"]["extendedResourceClaimStatus"] =
+            json!({ "resourceClaimName": "made", "requestMappings": mapping });
+    });
+    pass(Duration::from_secs(5)).await;
+    assert_eq!(scene.claims.calls(), ["prepare made gpus/gpu-0"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_is_not_bound_here_is_released() {
     let scene = Scene::new().await;
     let (_tasks, _binding) = scene.start();

@@ -178,29 +178,29 @@ fn counters(set: &CounterSet) -> BTreeMap<String, api::Counter> {
 }
 
 fn taints(name: &DeviceName, device: &Device, added: &PoolTaints) -> Vec<api::DeviceTaint> {
-    let taint = |key: &str, value: &str, effect: TaintEffect| api::DeviceTaint {
-        key: key.to_owned(),
-        value: Some(value.to_owned()).filter(is_set),
-        effect: effect.as_str().to_owned(),
+    let taint = |taint: &Taint| api::DeviceTaint {
+        key: taint.key.clone(),
+        value: Some(taint.value.clone()).filter(is_set),
+        effect: taint.effect.as_str().to_owned(),
         time_added: None,
     };
-    let own = device.taints.iter();
-    let mut taints: Vec<_> = own.map(|own| taint(&own.key, &own.value, own.effect)).collect();
-    if let Some(unhealthy) = added.unhealthy.get(name).filter(|_| has_room(&device.taints)) {
-        taints.push(taint(UNHEALTHY, &unhealthy.value, unhealthy.effect()));
-    }
-    let has_failed = added.failed.contains(name);
-    if has_failed
-        && taints.len() < limit::TAINTS_MAX
-        && taints.iter().all(|taint| taint.key != PREPARE_FAILED)
-    {
-        taints.push(taint(PREPARE_FAILED, "", TaintEffect::NoSchedule));
-    }
-    taints
+    let of_host = host_taints(&device.taints, added.unhealthy.get(name), added.failed.contains(name));
+    device.taints.iter().chain(&of_host).map(taint).collect()
 }
 
-/// Whether the taint of unhealthy devices is added to those of a driver. A device that has it from its driver, or no room for one more, is
-/// left as the driver describes it.
-pub(super) fn has_room(own: &[Taint]) -> bool {
-    own.len() < limit::TAINTS_MAX && own.iter().all(|taint| taint.key != UNHEALTHY)
+/// The taints that the host adds to those of a driver. One that the device has from its driver, or for which there is no room, is not added.
+pub(super) fn host_taints(own: &[Taint], unhealthy: Option<&UnhealthyTaint>, has_failed: bool) -> Vec<Taint> {
+    let unhealthy = unhealthy.map(|taint| Taint {
+        key: UNHEALTHY.to_owned(),
+        value: taint.value.clone(),
+        effect: taint.effect(),
+    });
+    let failed = has_failed.then(|| Taint {
+        key: PREPARE_FAILED.to_owned(),
+        value: String::new(),
+        effect: TaintEffect::NoSchedule,
+    });
+    let is_new = |taint: &Taint| own.iter().all(|own| own.key != taint.key);
+    let added = unhealthy.into_iter().chain(failed).filter(is_new);
+    added.take(limit::TAINTS_MAX.saturating_sub(own.len())).collect()
 }

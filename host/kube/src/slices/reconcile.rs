@@ -171,7 +171,7 @@ impl Reconciler {
     fn update_desired(&mut self, now: Instant, update: impl FnOnce(&mut DesiredState) -> Option<Instant>) {
         let before = self.desired.pools();
         let next = update(&mut self.desired);
-        self.parts.report.set_unhealthy(self.desired.unhealthy());
+        self.parts.report.set_tainted(self.desired.unhealthy(), &self.desired.failed);
         self.desired.new_unhealthy.drain(..).for_each(|device| (self.parts.on_unhealthy)(&device));
         self.derive_at = earliest(self.derive_at, next);
         let after = self.desired.pools();

@@ -7,8 +7,8 @@ use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 
-use super::convert::has_room;
-use super::entry::UNHEALTHY;
+use super::FailedDevices;
+use super::convert::host_taints;
 use super::health::TaintedDevices;
 use super::slice::PoolKey;
 use crate::client::Verb;
@@ -48,12 +48,18 @@ pub struct PoolStatus {
 #[derive(Debug, Clone)]
 pub struct SliceReport {
     pools: Arc<Mutex<BTreeMap<PoolKey, PoolStatus>>>,
-    /// The devices of each driver that are to have the taint of unhealthy ones.
-    unhealthy: Arc<Mutex<BTreeMap<DriverName, TaintedDevices>>>,
+    tainted: Arc<Mutex<Tainted>>,
     /// By verb and outcome.
     pub writes: Family<WriteLabels, Counter>,
     /// How often a pool was written again because others had changed it.
     pub repairs: Counter,
+}
+
+/// The devices that are to have taints of the host.
+#[derive(Debug, Default)]
+struct Tainted {
+    unhealthy: BTreeMap<DriverName, TaintedDevices>,
+    failed: FailedDevices,
 }
 
 type WriteLabels = [(&'static str, &'static str); 2];
@@ -62,7 +68,7 @@ impl Default for SliceReport {
     fn default() -> Self {
         let report = Self {
             pools: Arc::default(),
-            unhealthy: Arc::default(),
+            tainted: Arc::default(),
             writes: Family::default(),
             repairs: Counter::default(),
         };
@@ -83,22 +89,28 @@ impl SliceReport {
         self.pools.lock().get(key).cloned()
     }
 
-    /// Returns the taint that a device has in its slice because it is unhealthy, by the driver's own name of the pool. `own`: the taints
-    /// that it has from its driver.
-    pub(crate) fn unhealthy(
+    /// Returns the taints that a device has in its slice from the host, by the driver's own name of the pool. `own`: those that it has from
+    /// its driver.
+    pub(crate) fn host_taints(
         &self,
         driver: &DriverName,
         pool: &PoolName,
         device: &DeviceName,
         own: &[Taint],
-    ) -> Option<Taint> {
-        let unhealthy = self.unhealthy.lock();
-        let taint = unhealthy.get(driver)?.get(&(pool.clone(), device.clone())).filter(|_| has_room(own))?;
-        Some(Taint { key: UNHEALTHY.to_owned(), value: taint.value.clone(), effect: taint.effect() })
+    ) -> Vec<Taint> {
+        let tainted = self.tainted.lock();
+        let of_driver = tainted.unhealthy.get(driver);
+        let unhealthy = of_driver.and_then(|devices| devices.get(&(pool.clone(), device.clone())));
+        let has_failed = tainted.failed.contains(&(driver.clone(), pool.clone(), device.clone()));
+        host_taints(own, unhealthy, has_failed)
     }
 
-    pub(super) fn set_unhealthy(&self, devices: BTreeMap<DriverName, TaintedDevices>) {
-        *self.unhealthy.lock() = devices;
+    pub(super) fn set_tainted(
+        &self,
+        unhealthy: BTreeMap<DriverName, TaintedDevices>,
+        failed: &FailedDevices,
+    ) {
+        *self.tainted.lock() = Tainted { unhealthy, failed: failed.clone() };
     }
 
     pub(super) fn writes(&self, verb: Verb, outcome: Outcome) -> Counter {

@@ -47,7 +47,7 @@ impl Scene {
         let driver = DriverName::new("gpu.example.com").unwrap();
         let (pool, device) = (PoolName::new(pool).unwrap(), DeviceName::new("gpu-0").unwrap());
         let added = self.taints.of(&driver, &pool, &device, &[]);
-        assert_eq!((added.unhealthy, added.more_rules), (None, 0));
+        assert_eq!((added.host, added.more_rules), (vec![], 0));
         added.rules.into_iter().map(|taint| format!("{} {}", taint.rule, taint.effect)).collect()
     }
 

@@ -428,11 +428,16 @@ async fn a_device_that_could_not_be_prepared_is_tainted_until_it_is_taken_from_t
     let device = had.inventory.pools.values().flat_map(|pool| pool.devices.keys()).next().unwrap().clone();
     let pool = had.inventory.pools.keys().next().unwrap().clone();
     let other = (driver("other.example.com"), pool.clone(), device.clone());
-    daemon.failed.send_replace([(driver(GPU), pool, device.clone()), other].into());
+    let reported = || daemon.report.host_taints(&driver(GPU), &pool, &device, &[]);
+    daemon.failed.send_replace([(driver(GPU), pool.clone(), device.clone()), other].into());
     pass(5).await;
     assert_eq!(tainted(), [device.to_string()]);
+    assert_eq!(
+        reported().iter().map(|taint| &*taint.key).collect::<Vec<_>>(),
+        ["nodedock.dev/prepare-failed"]
+    );
     daemon.failed.send_replace(FailedDevices::new());
     pass(5).await;
-    assert!(tainted().is_empty() && is_there(&server, &had));
+    assert!(tainted().is_empty() && reported().is_empty() && is_there(&server, &had));
     daemon.stop().await;
 }

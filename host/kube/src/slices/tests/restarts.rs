@@ -104,9 +104,10 @@ async fn a_device_that_stays_unhealthy_evicts_its_pods_also_after_a_restart() {
     assert_eq!(effects(), ["NoExecute"], "without another report");
     let tainted = |own: &[Taint]| {
         let (driver, pool) = (driver(GPU), PoolName::new("p").unwrap());
-        let taint = daemon.report.unhealthy(&driver, &pool, &device_name(1), own)?;
+        let taints = daemon.report.host_taints(&driver, &pool, &device_name(1), own);
+        assert_eq!(daemon.report.host_taints(&driver, &pool, &device_name(0), own), []);
+        let taint = taints.into_iter().next()?;
         assert_eq!((taint.key.as_str(), taint.value.as_str()), (UNHEALTHY, "it-is-hot"));
-        assert_eq!(daemon.report.unhealthy(&driver, &pool, &device_name(0), own), None);
         Some(taint.effect)
     };
     assert_eq!(tainted(&[taint("x")]), Some(TaintEffect::NoExecute), "as the slice has it");
