@@ -24,7 +24,7 @@ pub const RIGHTS: [(&str, &str, &[&str]); 9] = [
 ];
 
 /// The resources of [`RIGHTS`] without which the daemon does its work, but for what the deployment documents.
-const OPTIONAL: [&str; 2] = ["devicetaintrules", "pods"];
+const OPTIONAL: [&str; 3] = ["devicetaintrules", "deviceclasses", "pods"];
 
 /// A right that the account does not have.
 #[derive(Debug, Clone, PartialEq, Eq)]
