@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod client;
+mod conform;
 mod describe;
 mod driver;
 mod explain;
@@ -79,6 +80,7 @@ enum Command {
     /// Inspect and package driver files, and reload or resume a driver
     #[command(subcommand)]
     Driver(driver::DriverCommand),
+    Conform(conform::ConformArgs),
     /// Print or check a checkpoint file; it is never changed
     #[command(subcommand)]
     Checkpoint(checkpoint::CheckpointCommand),
@@ -89,10 +91,16 @@ enum Command {
     /// Check whether the daemon is live or ready
     Probe(probe::ProbeArgs),
     /// Print the completion script of a shell
-    Completion { shell: clap_complete::Shell },
+    Completion {
+        shell: clap_complete::Shell,
+    },
     /// Compile a driver for the daemon that started this, from standard input to standard output
     #[command(name = COMPILE_COMMAND, hide = true)]
-    InternalCompile { parent: u32, memory: u64, cpu_seconds: u64 },
+    InternalCompile {
+        parent: u32,
+        memory: u64,
+        cpu_seconds: u64,
+    },
 }
 
 #[derive(Args)]
@@ -173,6 +181,7 @@ fn execute(location: &Location, command: Command) -> Result<()> {
         Command::Release(command) => block_on(release::run(location, command)),
         Command::Explain(command) => block_on(explain::run(location, command)),
         Command::Driver(command) => block_on(driver::run(location, command)),
+        Command::Conform(args) => block_on(conform::run(args)),
         Command::Checkpoint(command) => checkpoint::run(location, command),
         Command::Simulate(args) => simulate::run(args),
         Command::Preflight(args) => block_on(preflight::run(location, args)),

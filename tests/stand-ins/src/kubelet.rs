@@ -14,7 +14,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-mod authority;
+pub mod authority;
 mod devices;
 mod dra;
 mod health;

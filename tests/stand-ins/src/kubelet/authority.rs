@@ -20,7 +20,7 @@ const HEADERS: u8 = 1;
 const LOCALHOST: [u8; 8] = [0x41, 0x86, 0xa0, 0xe4, 0x1d, 0x13, 0x9d, 0x09];
 
 /// Connects, trying again until the deadline, as a blocking dial does. With a deadline of zero it fails however fast a plugin is.
-pub(super) async fn dial(path: &Path, deadline: Duration) -> Result<UnixStream, String> {
+pub async fn dial(path: &Path, deadline: Duration) -> Result<UnixStream, String> {
     if deadline.is_zero() {
         return Err(format!("failed to dial {}: no time is left", path.display()));
     }
@@ -38,7 +38,7 @@ pub(super) async fn dial(path: &Path, deadline: Duration) -> Result<UnixStream, 
 
 /// A channel on one connection, and a token that is cancelled when that connection ends; it does not connect again. Its requests name
 /// `localhost`, or another authority.
-pub(super) async fn channel(
+pub async fn channel(
     server: UnixStream,
     authority: Option<String>,
 ) -> Result<(Channel, CancellationToken), String> {
@@ -60,7 +60,7 @@ pub(super) async fn channel(
 }
 
 /// The authority of a dial by the bare path: the path, percent-encoded.
-pub(super) fn of_path(path: &Path) -> Option<String> {
+pub fn of_path(path: &Path) -> Option<String> {
     Some(path.display().to_string().replace('/', "%2F"))
 }
 

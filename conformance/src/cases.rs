@@ -1,0 +1,164 @@
+//! The code of the cases, and what they know of the driver before they begin.
+
+mod conduct;
+mod crash;
+mod device_plugin;
+mod features;
+mod idempotency;
+mod slices;
+mod wire;
+
+use std::time::Duration;
+
+use anyhow::Result;
+use futures::future::BoxFuture;
+use nodedock_proto::kubelet::device_plugin::v1beta1::Empty;
+use serde_json::Value;
+
+use crate::Target;
+use crate::list::Case;
+use crate::place::{Place, devices};
+use crate::report::Outcome;
+
+pub(crate) type Run = for<'a> fn(&'a mut Place, &'a Facts) -> BoxFuture<'a, Result<Outcome>>;
+
+/// The code of each case by its ID.
+pub(crate) fn all() -> Vec<(&'static str, Run)> {
+    let levels = [
+        wire::CASES,
+        idempotency::CASES,
+        crash::CASES,
+        slices::CASES,
+        features::CASES,
+        conduct::CASES,
+        device_plugin::CASES,
+    ];
+    levels.concat()
+}
+
+/// `"id" => function` of a level.
+macro_rules! level {
+    ($($id:literal => $run:ident,)*) => {
+        pub(super) const CASES: &[(&str, super::Run)] =
+            &[$(($id, |place, facts| ::futures::FutureExt::boxed($run(place, facts)))),*];
+    };
+}
+pub(crate) use level;
+
+/// A driver that registers as a DRA driver may register as a device plugin as well, and the other way round, within this time.
+const BESIDE: Duration = Duration::from_secs(1);
+
+/// What is known of a driver from one start of it.
+#[derive(Debug, Default)]
+pub(crate) struct Facts {
+    services: Vec<String>,
+    slices: Vec<Value>,
+    devices: usize,
+    is_dra: bool,
+    is_device_plugin: bool,
+    prefers: bool,
+    is_program: bool,
+    names_cdi: bool,
+    names_state: bool,
+    names_instance: bool,
+    /// Why nothing registered, and what was exchanged.
+    pub(crate) failure: Option<(String, Vec<String>)>,
+}
+
+impl Facts {
+    /// Starts the driver once and looks at what it does.
+    pub(crate) async fn learn(place: &mut Place) -> Self {
+        let mut facts = Self::default();
+        if let Target::Program(program) = &place.options.target {
+            facts.is_program = true;
+            facts.names_cdi = program.names("cdi") || program.names("root");
+            facts.names_state = program.names("state");
+            facts.names_instance = program.names("instance");
+        }
+        if let Err(error) = facts.look(place).await {
+            facts.failure = Some((format!("{error:#}"), place.log.take()));
+        }
+        facts
+    }
+
+    async fn look(&mut self, place: &mut Place) -> Result<()> {
+        place.start()?;
+        let mut found = place.announced().await?;
+        tokio::time::sleep(BESIDE).await;
+        if found.is_none() {
+            found = place.look_for_info().await.ok();
+        }
+        if let Some((_, info)) = found {
+            self.is_dra = true;
+            self.slices = place.slices(&info.name).await;
+            self.services = info.supported_versions;
+            let named = place.options.devices.len();
+            self.devices = if named > 0 { named } else { devices(&self.slices).len() };
+        }
+        if place.registrations.newest().is_some() {
+            self.is_device_plugin = true;
+            let (_, mut client) = place.device_plugin().await?;
+            let options = client.get_device_plugin_options(Empty {}).await;
+            self.prefers =
+                options.is_ok_and(|options| options.into_inner().get_preferred_allocation_available);
+        }
+        Ok(())
+    }
+
+    /// Why a case is not about this driver.
+    pub(crate) fn missing(&self, case: &Case) -> Option<Outcome> {
+        let conditions = case.condition.iter().flat_map(|condition| condition.split('+'));
+        let missing = conditions.filter_map(|condition| self.lacks(condition)).next()?;
+        Some(Outcome::NotDeclared(missing.to_owned()))
+    }
+
+    fn lacks(&self, condition: &str) -> Option<&'static str> {
+        let any = |is_meant: &dyn Fn(&Value) -> bool| {
+            let devices = self.slices.iter().flat_map(|slice| slice["spec"]["devices"].as_array());
+            devices.flatten().any(is_meant)
+        };
+        let has = |field: &str| any(&|device| device[field].as_array().is_some_and(|list| !list.is_empty()));
+        // What has not registered says nothing of itself.
+        let (holds, why) = match condition {
+            "dra" => (self.is_dra, "it is no DRA driver"),
+            "cdi" => (self.is_dra && self.names_cdi, "its command does not name {cdi}"),
+            "devices>=2" => (self.devices >= 2, "it has fewer than two devices"),
+            "v1beta1" => (
+                self.services.iter().any(|name| name == "v1beta1.DRAPlugin"),
+                "it does not list v1beta1.DRAPlugin",
+            ),
+            "restart" => {
+                (self.is_program && (self.is_dra || self.is_device_plugin), "it was started by others")
+            }
+            "state" => (self.is_dra && self.names_state, "its command does not name {state}"),
+            "instance" => (self.is_dra && self.names_instance, "its command does not name {instance}"),
+            "slices" => (!self.slices.is_empty(), "it publishes no ResourceSlices"),
+            "health" => (
+                self.services.iter().any(|name| name.ends_with("DRAResourceHealth")),
+                "it lists no DRAResourceHealth",
+            ),
+            "metadata" => (self.is_dra && self.names_cdi, "its command does not name {cdi}"),
+            "counters" => (has("consumesCounters"), "its devices consume no counters"),
+            "taints" => (has("taints"), "its devices have no taints"),
+            "device-plugin" => (self.is_device_plugin, "it is no device plugin"),
+            "preferred" => (self.prefers, "it does not offer preferred allocations"),
+            _ => (false, "this runner does not know its condition"),
+        };
+        (!holds).then_some(why)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_condition_of_a_case_is_known() {
+        for case in crate::list::cases().unwrap() {
+            for condition in case.condition.iter().flat_map(|condition| condition.split('+')) {
+                let lacks = Facts::default().lacks(condition);
+                assert!(lacks.is_some_and(|why| !why.contains("does not know")), "{}: {condition}", case.id);
+            }
+        }
+    }
+}

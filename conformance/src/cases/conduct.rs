@@ -1,0 +1,170 @@
+//! The level `conduct`: load, deadlines, and what a driver takes.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use futures::future::join_all;
+use nodedock_stand_ins::api_server::{Fault, When};
+use nodedock_stand_ins::kubelet::ClaimRef;
+use tokio::time::Instant;
+
+use super::idempotency::{prepared, same};
+use super::{Facts, level};
+use crate::place::{Place, Plugin};
+use crate::process::{Process, Usage};
+use crate::report::Outcome;
+use crate::wire::Version;
+
+level! {
+    "conduct.at-once" => at_once,
+    "conduct.cancelled" => cancelled,
+    "conduct.api-errors" => api_errors,
+    "conduct.slow-api" => slow_api,
+    "conduct.quiet" => quiet,
+    "conduct.memory" => memory,
+    "conduct.descriptors" => descriptors,
+    "conduct.stops" => stops,
+}
+
+const AT_ONCE: usize = 64;
+const CANCELLED: usize = 10;
+/// Cycles for memory and for files, of which the first tenth is not counted.
+const MEMORY_CYCLES: usize = 1000;
+const FILES_CYCLES: usize = 100;
+const MEMORY_MAX: u64 = 32 << 20;
+const FILES_MAX: usize = 16;
+/// How long a driver is watched that has nothing to do, and the requests that it may make.
+const QUIET: Duration = Duration::from_secs(3);
+const REQUESTS_MAX: usize = 10;
+/// Deadline of a call while the API server does not work.
+const SHORT: Duration = Duration::from_secs(5);
+
+async fn at_once(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    let devices = place.devices(&plugin).await?;
+    let claims: Vec<ClaimRef> =
+        devices.iter().take(AT_ONCE).map(|device| place.claim(&plugin, device)).collect();
+    // Those with one device share the claim.
+    let calls = (0..AT_ONCE).map(|index| {
+        let (claim, client) = (claims[index % claims.len()].clone(), plugin.client.clone());
+        async move { (claim.clone(), client.prepare(&claim).await) }
+    });
+    let mut first = std::collections::BTreeMap::new();
+    for (claim, answer) in join_all(calls).await {
+        match answer {
+            Ok(answer) => {
+                let known = first.entry(claim.uid.clone()).or_insert_with(|| answer.clone());
+                same(known, &answer, "of another call at the same time")?;
+            }
+            // Claims for devices that overlap exclude each other, of which slices do not say everything.
+            Err(error) if claims.len() > 1 && !first.contains_key(&claim.uid) && is_refusal(&error) => {}
+            Err(error) => return Err(error.context(format!("of {AT_ONCE} prepares at once"))),
+        }
+    }
+    ensure!(!first.is_empty(), "none of {AT_ONCE} prepares at once succeeds");
+    Ok(Outcome::Passed)
+}
+
+fn is_refusal(error: &anyhow::Error) -> bool {
+    error.to_string().contains("is refused")
+}
+
+async fn cancelled(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    let devices = place.devices(&plugin).await?;
+    let claim = place.claim(&plugin, &devices[0]);
+    for _ in 0..CANCELLED {
+        let call = plugin.client.prepare(&claim);
+        // Dropped, it resets its stream.
+        let _ = tokio::time::timeout(Duration::from_millis(1), call).await;
+    }
+    plugin.client.prepare(&claim).await.context("after calls that were cancelled")?;
+    plugin.client.unprepare(&claim).await.context("after calls that were cancelled")?;
+    Ok(Outcome::Passed)
+}
+
+/// Prepares while the API server does not work, and after it.
+async fn without_api(place: &mut Place, fault: Fault) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    let devices = place.devices(&plugin).await?;
+    let claim = place.claim(&plugin, &devices[0]);
+    let fault = place.api.fail(fault, When::any().resource("resourceclaims"));
+    let began = Instant::now();
+    let client = plugin.client.within(SHORT);
+    // It may have read the claim before: then it can prepare it.
+    let _ = client.prepare_by(Version::V1, std::slice::from_ref(&claim)).await;
+    let took = began.elapsed();
+    place.api.lift(fault);
+    ensure!(took < SHORT + Duration::from_secs(1), "a call with a deadline of {SHORT:?} took {took:?}");
+    let answer = plugin.client.prepare(&claim).await.context("when the API server works again")?;
+    ensure!(!answer.is_empty(), "the answer has no device when the API server works again");
+    plugin.client.unprepare(&claim).await.context("when the API server works again")?;
+    Ok(Outcome::Passed)
+}
+
+async fn api_errors(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    without_api(place, Fault::Status(503)).await
+}
+
+async fn slow_api(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    without_api(place, Fault::Hang).await
+}
+
+async fn quiet(place: &mut Place, facts: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    if !facts.slices.is_empty() {
+        place.slices(&plugin.name).await;
+    }
+    tokio::time::sleep(QUIET).await;
+    place.api.forget_requests();
+    tokio::time::sleep(QUIET).await;
+    let requests = place.api.requests();
+    let count = requests.len();
+    ensure!(count <= REQUESTS_MAX, "{count} requests in {QUIET:?} without work, {REQUESTS_MAX} at most");
+    Ok(Outcome::Passed)
+}
+
+/// What the driver takes after the first cycles, and after all.
+async fn cycles(place: &mut Place, cycles: usize) -> Result<(Usage, Usage)> {
+    let (plugin, claim, _) = prepared(place).await?;
+    let quiet: Plugin = Plugin { client: plugin.client.quiet(), ..plugin };
+    let mut before = None;
+    for cycle in 0..cycles {
+        quiet.client.unprepare(&claim).await.with_context(|| format!("in cycle {cycle}"))?;
+        quiet.client.prepare(&claim).await.with_context(|| format!("in cycle {cycle}"))?;
+        if cycle == cycles / 10 {
+            before = Some(usage(place)?);
+        }
+    }
+    Ok((before.context("the first cycles")?, usage(place)?))
+}
+
+fn usage(place: &Place) -> Result<Usage> {
+    place.process.as_ref().map(Process::usage).ok_or_else(|| anyhow!("the driver does not run"))
+}
+
+async fn memory(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (before, after) = cycles(place, MEMORY_CYCLES).await?;
+    let grown = after.memory.saturating_sub(before.memory);
+    ensure!(grown < MEMORY_MAX, "it grows by {} KiB, from {} KiB", grown >> 10, before.memory >> 10);
+    Ok(Outcome::Passed)
+}
+
+async fn descriptors(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (before, after) = cycles(place, FILES_CYCLES).await?;
+    let grown = after.files.saturating_sub(before.files);
+    ensure!(grown < FILES_MAX, "{grown} more files are open, {} before", before.files);
+    Ok(Outcome::Passed)
+}
+
+async fn stops(place: &mut Place, facts: &Facts) -> Result<Outcome> {
+    match facts.is_dra {
+        true => drop(place.begin().await?),
+        false => {
+            place.start()?;
+            place.device_plugin().await?;
+        }
+    }
+    place.stop().await?;
+    Ok(Outcome::Passed)
+}

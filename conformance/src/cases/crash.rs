@@ -1,0 +1,169 @@
+//! The level `crash`: drivers that are killed, reboots, and damaged state.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::idempotency::{prepared, same};
+use super::{Facts, level};
+use crate::place::{DeviceId, Place, Plugin, empty};
+use crate::report::Outcome;
+use nodedock_stand_ins::kubelet::ClaimRef;
+
+level! {
+    "crash.registers-again" => registers_again,
+    "crash.after-prepare" => after_prepare,
+    "crash.in-prepare" => in_prepare,
+    "crash.in-unprepare" => in_unprepare,
+    "crash.reboot" => reboot,
+    "crash.reboot-unprepare" => reboot_unprepare,
+    "crash.state-corrupt" => state_corrupt,
+    "crash.state-truncated" => state_truncated,
+    "crash.state-gone" => state_gone,
+}
+
+/// Milliseconds from a request to the crash.
+const CRASHES: [u64; 10] = [0, 1, 2, 3, 4, 6, 8, 12, 16, 20];
+
+async fn registers_again(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let before = place.begin().await?;
+    let after = place.crash().await.context("after a crash")?;
+    ensure!(before.name == after.name, "the name is now {:?}, and was {:?}", after.name, before.name);
+    Ok(Outcome::Passed)
+}
+
+async fn after_prepare(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (_, claim, first) = prepared(place).await?;
+    let plugin = place.crash().await?;
+    same(&first, &plugin.client.prepare(&claim).await?, "after a crash")?;
+    Ok(Outcome::Passed)
+}
+
+/// Begins a call, and kills the driver some time later.
+async fn kill_during(
+    place: &mut Place,
+    plugin: &Plugin,
+    claim: &ClaimRef,
+    after: u64,
+    is_prepare: bool,
+) -> Result<Plugin> {
+    let (client, claim) = (plugin.client.clone(), claim.clone());
+    let call = tokio::spawn(async move {
+        // Whether it is answered depends on the moment.
+        let _ =
+            if is_prepare { client.prepare(&claim).await.map(drop) } else { client.unprepare(&claim).await };
+    });
+    tokio::time::sleep(Duration::from_millis(after)).await;
+    let plugin = place.crash().await;
+    call.abort();
+    plugin
+}
+
+async fn in_prepare(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let mut plugin = place.begin().await?;
+    let devices = place.devices(&plugin).await?;
+    for after in CRASHES {
+        let claim = place.claim(&plugin, &devices[0]);
+        plugin = kill_during(place, &plugin, &claim, after, true).await?;
+        let when = || format!("after a crash {after} ms after the prepare began");
+        plugin.client.prepare(&claim).await.with_context(when)?;
+        plugin.client.unprepare(&claim).await.with_context(when)?;
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn in_unprepare(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let mut plugin = place.begin().await?;
+    let devices = place.devices(&plugin).await?;
+    for after in CRASHES {
+        let claim = place.claim(&plugin, &devices[0]);
+        plugin.client.prepare(&claim).await?;
+        plugin = kill_during(place, &plugin, &claim, after, false).await?;
+        let when = || format!("after a crash {after} ms after the unprepare began");
+        plugin.client.unprepare(&claim).await.with_context(when)?;
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn reboot(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (_, claim, _) = prepared(place).await?;
+    place.reboot().await?;
+    let plugin = place.begin().await.context("after a reboot")?;
+    let answer = plugin.client.prepare(&claim).await.context("after a reboot")?;
+    let found = place.cdi_devices()?;
+    for id in answer.iter().flat_map(|device| &device.cdi_device_ids) {
+        ensure!(found.contains_key(id), "after a reboot the answer names {id}, and no CDI file has it");
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn reboot_unprepare(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (_, claim, _) = prepared(place).await?;
+    place.reboot().await?;
+    let plugin = place.begin().await.context("after a reboot")?;
+    plugin.client.unprepare(&claim).await.context("after a reboot")?;
+    Ok(Outcome::Passed)
+}
+
+/// Prepares a claim, damages the state between two runs, and prepares another claim. Without a state file there is nothing to damage.
+async fn damaged(place: &mut Place, damage: impl Fn(&Path) -> Result<()>) -> Result<Outcome> {
+    let (plugin, claim, _) = prepared(place).await?;
+    let devices: Vec<DeviceId> = place.devices(&plugin).await?;
+    plugin.client.unprepare(&claim).await?;
+    let claim = place.claim(&plugin, &devices[0]);
+    plugin.client.prepare(&claim).await?;
+    place.kill().await;
+    let files = files(&place.state());
+    if files.is_empty() {
+        return Ok(Outcome::NotDeclared("it keeps no file in its state directory".to_owned()));
+    }
+    for file in &files {
+        damage(file).with_context(|| format!("damage {}", file.display()))?;
+    }
+    let plugin = place.begin().await.context("with a damaged state file")?;
+    let fresh = place.claim(&plugin, devices.get(1).unwrap_or(&devices[0]));
+    plugin.client.prepare(&fresh).await.context("a new claim, after a state file was damaged")?;
+    Ok(Outcome::Passed)
+}
+
+async fn state_corrupt(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    damaged(place, |file| {
+        let length = std::fs::metadata(file)?.len();
+        // Bytes that are no text, no number and no JSON.
+        let bytes: Vec<u8> =
+            (0..length).map(|index| 0xa5 ^ u8::try_from(index % 91).unwrap_or_default()).collect();
+        Ok(std::fs::write(file, bytes)?)
+    })
+    .await
+}
+
+async fn state_truncated(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    damaged(place, |file| {
+        let half = std::fs::metadata(file)?.len() / 2;
+        Ok(std::fs::File::options().write(true).open(file)?.set_len(half)?)
+    })
+    .await
+}
+
+async fn state_gone(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (_, claim, _) = prepared(place).await?;
+    place.kill().await;
+    empty(&place.state())?;
+    let plugin = place.begin().await.context("without its state")?;
+    plugin.client.unprepare(&claim).await.context("without its state")?;
+    Ok(Outcome::Passed)
+}
+
+/// The regular files in a directory and below it.
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => found.extend(files(&entry.path())),
+            Ok(kind) if kind.is_file() => found.push(entry.path()),
+            _ => {}
+        }
+    }
+    found
+}

@@ -1,0 +1,192 @@
+//! The level `device-plugin`: what a kubelet's device manager asks of a device plugin.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use nodedock_proto::kubelet::device_plugin::v1beta1::device_plugin_client::DevicePluginClient;
+use nodedock_proto::kubelet::device_plugin::v1beta1::{
+    AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Device,
+    Empty, PreferredAllocationRequest,
+};
+use tonic::transport::Channel;
+
+use super::{Facts, level};
+use crate::place::Place;
+use crate::report::Outcome;
+
+level! {
+    "device-plugin.registers" => registers,
+    "device-plugin.options" => options,
+    "device-plugin.list" => list,
+    "device-plugin.list-stable" => list_stable,
+    "device-plugin.allocate" => allocate,
+    "device-plugin.allocate-again" => allocate_again,
+    "device-plugin.allocate-unknown" => allocate_unknown,
+    "device-plugin.preferred" => preferred,
+    "device-plugin.kubelet-restart" => kubelet_restart,
+}
+
+/// Until the first list.
+const LIST: Duration = Duration::from_secs(10);
+
+async fn begin(place: &mut Place) -> Result<DevicePluginClient<Channel>> {
+    place.start()?;
+    Ok(place.device_plugin().await?.1)
+}
+
+async fn registers(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    place.start()?;
+    let (request, _) = place.device_plugin().await?;
+    ensure!(request.version == "v1beta1", "the version is {:?}, not \"v1beta1\"", request.version);
+    let resource = &request.resource_name;
+    let (domain, name) =
+        resource.split_once('/').with_context(|| format!("{resource:?} is no DOMAIN/NAME"))?;
+    let is_text = |text: &str| {
+        !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+    };
+    let is_native =
+        domain == "kubernetes.io" || domain.ends_with(".kubernetes.io") || domain.starts_with("requests.");
+    ensure!(
+        is_text(domain) && is_text(name) && !is_native && name.len() <= 63,
+        "{resource:?} is no name of an extended resource"
+    );
+    Ok(Outcome::Passed)
+}
+
+async fn options(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let mut client = begin(place).await?;
+    client
+        .get_device_plugin_options(Empty {})
+        .await
+        .map_err(|status| anyhow!("GetDevicePluginOptions: {status}"))?;
+    Ok(Outcome::Passed)
+}
+
+/// The first list.
+async fn devices(place: &Place, client: &mut DevicePluginClient<Channel>) -> Result<Vec<Device>> {
+    let read = async {
+        let mut lists = client.list_and_watch(Empty {}).await?.into_inner();
+        lists.message().await
+    };
+    let list = tokio::time::timeout(LIST, read).await.context("ListAndWatch has no list within 10 s")?;
+    let list = list
+        .map_err(|status| anyhow!("ListAndWatch: {status}"))?
+        .context("ListAndWatch ends without a list")?;
+    let named: Vec<_> =
+        list.devices.iter().map(|device| format!("{} {}", device.id, device.health)).collect();
+    place.log.add(format!("ListAndWatch: {named:?}"));
+    Ok(list.devices)
+}
+
+/// IDs of devices that can be allocated.
+async fn healthy(place: &Place, client: &mut DevicePluginClient<Channel>) -> Result<Vec<String>> {
+    let devices = devices(place, client).await?;
+    let healthy = devices.into_iter().filter(|device| device.health == "Healthy");
+    Ok(healthy.map(|device| device.id).collect())
+}
+
+async fn list(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let mut client = begin(place).await?;
+    let devices = devices(place, &mut client).await?;
+    ensure!(!devices.is_empty(), "the list has no device");
+    let mut known = BTreeSet::new();
+    for Device { id, health, .. } in &devices {
+        ensure!(!id.is_empty() && known.insert(id), "the ID {id:?} is empty or there twice");
+        ensure!(matches!(health.as_str(), "Healthy" | "Unhealthy"), "device {id} has the health {health:?}");
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn list_stable(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let ids = |devices: Vec<Device>| devices.into_iter().map(|device| device.id).collect::<BTreeSet<_>>();
+    let mut client = begin(place).await?;
+    let before = ids(devices(place, &mut client).await?);
+    place.stop().await?;
+    place.registrations.forget();
+    let mut client = begin(place).await?;
+    let after = ids(devices(place, &mut client).await?);
+    ensure!(before == after, "the IDs were {before:?}, and are after a restart {after:?}");
+    Ok(Outcome::Passed)
+}
+
+async fn ask(
+    place: &Place,
+    client: &mut DevicePluginClient<Channel>,
+    containers: &[&[String]],
+) -> Result<AllocateResponse> {
+    let container = |ids: &&[String]| ContainerAllocateRequest { devices_ids: ids.to_vec() };
+    let request = AllocateRequest { container_requests: containers.iter().map(container).collect() };
+    place.log.add(format!("→ Allocate {containers:?}"));
+    let answer = tokio::time::timeout(place.options.call_timeout, client.allocate(request)).await;
+    let answer = answer.context("Allocate is not answered within its deadline")?;
+    let answer = answer.map_err(|status| anyhow!("Allocate, {:?}: {}", status.code(), status.message()));
+    place.log.add(format!("← {answer:?}"));
+    Ok(answer?.into_inner())
+}
+
+async fn allocate(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let mut client = begin(place).await?;
+    let ids = healthy(place, &mut client).await?;
+    ensure!(!ids.is_empty(), "no device is healthy");
+    let containers: Vec<&[String]> = ids.chunks(1).take(2).collect();
+    let answer = ask(place, &mut client, &containers).await?;
+    let (answers, asked) = (answer.container_responses.len(), containers.len());
+    ensure!(answers == asked, "the answer is for {answers} containers, the request for {asked}");
+    Ok(Outcome::Passed)
+}
+
+async fn allocate_again(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let mut client = begin(place).await?;
+    let ids = healthy(place, &mut client).await?;
+    let first = ask(place, &mut client, &[&ids[..1]]).await?;
+    let again = ask(place, &mut client, &[&ids[..1]]).await?;
+    ensure!(first == again, "the first answer is {first:?}, the second {again:?}");
+    Ok(Outcome::Passed)
+}
+
+async fn allocate_unknown(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let mut client = begin(place).await?;
+    devices(place, &mut client).await?;
+    let answer = ask(place, &mut client, &[&["no-such-device".to_owned()]]).await;
+    ensure!(answer.is_err(), "a device that the plugin does not have is allocated");
+    Ok(Outcome::Passed)
+}
+
+async fn preferred(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let mut client = begin(place).await?;
+    let ids = healthy(place, &mut client).await?;
+    let must: Vec<String> = ids.last().cloned().into_iter().collect();
+    let size = ids.len().min(2);
+    let request = PreferredAllocationRequest {
+        container_requests: vec![ContainerPreferredAllocationRequest {
+            available_device_ids: ids.clone(),
+            must_include_device_ids: must.clone(),
+            allocation_size: i32::try_from(size).context("a size")?,
+        }],
+    };
+    let answer = client.get_preferred_allocation(request).await;
+    let answer = answer.map_err(|status| anyhow!("GetPreferredAllocation: {status}"))?.into_inner();
+    let given: Vec<_> =
+        answer.container_responses.into_iter().map(|container| container.device_ids).collect();
+    place.log.add(format!("GetPreferredAllocation {size} of {ids:?} with {must:?}: {given:?}"));
+    let [given] = given.as_slice() else {
+        anyhow::bail!("the answer is for {} containers, the request for one", given.len())
+    };
+    let given_once: BTreeSet<&String> = given.iter().collect();
+    let is_right = given.len() == size && given_once.len() == size && given.iter().all(|id| ids.contains(id));
+    ensure!(
+        is_right && must.iter().all(|id| given.contains(id)),
+        "of {ids:?} with {must:?} it prefers {given:?} for a size of {size}"
+    );
+    Ok(Outcome::Passed)
+}
+
+async fn kubelet_restart(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    begin(place).await?;
+    place.log.add("the kubelet starts again");
+    place.registrations.serve().await?;
+    let (_, mut client) = place.device_plugin().await.context("after the kubelet has started again")?;
+    devices(place, &mut client).await?;
+    Ok(Outcome::Passed)
+}

@@ -1,0 +1,195 @@
+//! The level `features`: what a driver says that it can do.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use nodedock_proto::kubelet::dra_health;
+use serde_json::Value;
+use tonic::Status;
+
+use super::idempotency::prepared;
+use super::slices::names;
+use super::{Facts, level};
+use crate::place::{DeviceId, Place, Plugin, STOP};
+use crate::report::Outcome;
+
+level! {
+    "features.health-list" => health_list,
+    "features.health-devices" => health_devices,
+    "features.health-again" => health_again,
+    "features.metadata" => metadata,
+    "features.counters" => counters,
+    "features.taints" => taints,
+    "features.rolling-update" => rolling_update,
+}
+
+/// Until a health stream has its first message.
+const HEALTH: Duration = Duration::from_secs(10);
+/// In a container, of the files of KEP-5304.
+const METADATA_DIRECTORY: &str = "/var/run/kubernetes.io/dra-device-attributes";
+
+/// The devices of the first message that has some, of a stream that is opened for it.
+macro_rules! first_list {
+    ($version:ident, $client:expr) => {{
+        let request = dra_health::$version::NodeWatchResourcesRequest {};
+        let mut stream = $client.node_watch_resources(request).await?.into_inner();
+        loop {
+            let message = stream.message().await?.ok_or_else(ended)?;
+            let ids = message.devices.into_iter().filter_map(|device| device.device);
+            let devices: Vec<_> =
+                ids.map(|id| DeviceId { pool: id.pool_name, name: id.device_name }).collect();
+            if !devices.is_empty() {
+                break Ok::<_, Status>(devices);
+            }
+        }
+    }};
+}
+
+/// The first list of the newest service for health that the driver lists.
+async fn list(place: &Place, plugin: &Plugin) -> Result<Vec<DeviceId>> {
+    let is_newer = plugin.services.iter().any(|service| service == "v1.DRAResourceHealth");
+    let read = async {
+        match is_newer {
+            true => first_list!(v1, plugin.client.health_v1()),
+            false => first_list!(v1alpha1, plugin.client.health_v1alpha1()),
+        }
+    };
+    let devices = tokio::time::timeout(HEALTH, read).await;
+    let devices = devices.context("the stream has no list of devices within 10 s")?;
+    let devices =
+        devices.map_err(|status| anyhow!("the stream ends, {:?}: {}", status.code(), status.message()))?;
+    place.log.add(format!("health of {devices:?}"));
+    Ok(devices)
+}
+
+fn ended() -> Status {
+    Status::unavailable("without a list of devices")
+}
+
+async fn health_list(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    list(place, &plugin).await?;
+    Ok(Outcome::Passed)
+}
+
+async fn health_devices(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    let slices = place.slices(&plugin.name).await;
+    let known: BTreeSet<DeviceId> = names(&slices).into_iter().collect();
+    for device in list(place, &plugin).await? {
+        ensure!(known.contains(&device), "{}/{} is in no slice", device.pool, device.name);
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn health_again(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    let first: BTreeSet<_> = list(place, &plugin).await?.into_iter().collect();
+    let again: BTreeSet<_> = list(place, &plugin).await.context("the second time")?.into_iter().collect();
+    ensure!(first == again, "the first list has {first:?}, the second {again:?}");
+    Ok(Outcome::Passed)
+}
+
+async fn metadata(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (_, _, answer) = prepared(place).await?;
+    let devices = place.cdi_devices()?;
+    let of_answer = answer.iter().flat_map(|device| &device.cdi_device_ids).filter_map(|id| devices.get(id));
+    let mounts = of_answer
+        .flat_map(|edits| [&edits["mounts"], &edits["ofAll"]["mounts"]])
+        .filter_map(Value::as_array)
+        .flatten();
+    let is_metadata = |mount: &&Value| {
+        mount["containerPath"].as_str().is_some_and(|path| path.starts_with(METADATA_DIRECTORY))
+    };
+    let mut files = mounts.filter(is_metadata).filter_map(|mount| mount["hostPath"].as_str()).peekable();
+    if files.peek().is_none() {
+        return Ok(Outcome::NotDeclared("its CDI devices mount no device metadata".to_owned()));
+    }
+    for file in files {
+        let text = std::fs::read_to_string(file).with_context(|| format!("read {file}"))?;
+        let mut documents = serde_json::Deserializer::from_str(&text).into_iter::<Value>().peekable();
+        ensure!(documents.peek().is_some(), "{file} is empty");
+        for document in documents {
+            let document = document.with_context(|| format!("{file} is no stream of JSON"))?;
+            let version = document["apiVersion"].as_str().unwrap_or_default();
+            ensure!(
+                version.starts_with("metadata.resource.k8s.io/"),
+                "{file} has the apiVersion {version:?}"
+            );
+        }
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn counters(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    let slices = place.slices(&plugin.name).await;
+    let pool = |slice: &Value| slice["spec"]["pool"]["name"].as_str().unwrap_or_default().to_owned();
+    let mut known = BTreeSet::new();
+    for slice in &slices {
+        for set in slice["spec"]["sharedCounters"].as_array().into_iter().flatten() {
+            let counters = set["counters"].as_object().into_iter().flatten();
+            known
+                .extend(counters.map(|(counter, _)| (pool(slice), set["name"].to_string(), counter.clone())));
+        }
+    }
+    for slice in &slices {
+        for device in slice["spec"]["devices"].as_array().into_iter().flatten() {
+            for consumed in device["consumesCounters"].as_array().into_iter().flatten() {
+                let set = consumed["counterSet"].to_string();
+                for (counter, _) in consumed["counters"].as_object().into_iter().flatten() {
+                    let is_known = known.contains(&(pool(slice), set.clone(), counter.clone()));
+                    ensure!(
+                        is_known,
+                        "device {} consumes {counter} of the counter set {set}, which pool {} does not have",
+                        device["name"],
+                        pool(slice)
+                    );
+                }
+            }
+        }
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn taints(place: &mut Place, facts: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    let of = |slices: Vec<Value>| {
+        let devices = slices
+            .into_iter()
+            .flat_map(|slice| slice["spec"]["devices"].as_array().cloned().unwrap_or_default());
+        devices.map(|device| (device["name"].to_string(), device["taints"].clone())).collect::<Vec<_>>()
+    };
+    let before = of(place.slices(&plugin.name).await);
+    for (device, taints) in &before {
+        for taint in taints.as_array().into_iter().flatten() {
+            let is_known = matches!(taint["effect"].as_str(), Some("None" | "NoSchedule" | "NoExecute"));
+            let has_key = taint["key"].as_str().is_some_and(|key| !key.is_empty());
+            ensure!(is_known && has_key, "device {device} has the taint {taint}");
+        }
+    }
+    if facts.is_program {
+        place.restart().await?;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let after = of(place.slices_now(&plugin.name));
+        ensure!(before == after, "the taints were {before:?}, and are after a restart {after:?}");
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn rolling_update(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let first = place.begin().await?;
+    let devices = place.devices(&first).await?;
+    let old = place.process.take().context("the driver does not run")?;
+    place.start()?;
+    let second = place.registered(Some(&first.socket)).await.context("the second instance")?;
+    ensure!(second.name == first.name, "the second instance has the name {:?}", second.name);
+    let claim = place.claim(&first, &devices[0]);
+    first.client.prepare(&claim).await.context("by the first instance, beside the second")?;
+    old.stop(STOP).await.context("the first instance")?;
+    second.client.unprepare(&claim).await.context("by the second instance")?;
+    // Its registration is still there.
+    place.register(&second.socket).await.context("the second instance, after the end of the first")?;
+    Ok(Outcome::Passed)
+}

@@ -1,0 +1,136 @@
+//! The level `idempotency`: calls that are repeated.
+
+use anyhow::{Context, Result, ensure};
+use nodedock_stand_ins::kubelet::ClaimRef;
+
+use super::{Facts, level};
+use crate::place::{NAMESPACE, Place, Plugin};
+use crate::report::Outcome;
+use crate::wire::Device;
+
+level! {
+    "idempotency.prepare-twice" => prepare_twice,
+    "idempotency.prepare-twice-files" => prepare_twice_files,
+    "idempotency.unprepare-unknown" => unprepare_unknown,
+    "idempotency.unprepare-twice" => unprepare_twice,
+    "idempotency.unprepare-files" => unprepare_files,
+    "idempotency.unprepare-without-object" => unprepare_without_object,
+    "idempotency.prepare-again" => prepare_again,
+    "idempotency.prepare-after-restart" => prepare_after_restart,
+    "idempotency.unprepare-after-restart" => unprepare_after_restart,
+    "idempotency.unknown-after-restart" => unknown_after_restart,
+}
+
+/// A claim that is prepared, and the answer.
+pub(super) async fn prepared(place: &mut Place) -> Result<(Plugin, ClaimRef, Vec<Device>)> {
+    let plugin = place.begin().await?;
+    let devices = place.devices(&plugin).await?;
+    let claim = place.claim(&plugin, &devices[0]);
+    let answer = plugin.client.prepare(&claim).await?;
+    Ok((plugin, claim, answer))
+}
+
+pub(super) fn same(first: &[Device], second: &[Device], when: &str) -> Result<()> {
+    ensure!(first == second, "the first answer is {first:?}, {when} it is {second:?}");
+    Ok(())
+}
+
+/// Those of an answer that some CDI file has.
+fn in_files(place: &Place, answer: &[Device]) -> Result<Vec<String>> {
+    let found = place.cdi_devices()?;
+    let ids = answer.iter().flat_map(|device| &device.cdi_device_ids);
+    Ok(ids.filter(|id| found.contains_key(*id)).cloned().collect())
+}
+
+async fn prepare_twice(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (plugin, claim, first) = prepared(place).await?;
+    same(&first, &plugin.client.prepare(&claim).await?, "the second time")?;
+    Ok(Outcome::Passed)
+}
+
+async fn prepare_twice_files(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (plugin, claim, first) = prepared(place).await?;
+    plugin.client.prepare(&claim).await?;
+    let ids: usize = first.iter().map(|device| device.cdi_device_ids.len()).sum();
+    let found = in_files(place, &first)?;
+    ensure!(found.len() == ids, "of {ids} CDI devices the files have {found:?}");
+    Ok(Outcome::Passed)
+}
+
+/// A claim of which no driver has heard.
+fn unknown() -> ClaimRef {
+    ClaimRef::new(NAMESPACE, "never", "99999999-0000-4000-8000-000000000000")
+}
+
+async fn unprepare_unknown(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    plugin.client.unprepare(&unknown()).await?;
+    Ok(Outcome::Passed)
+}
+
+async fn unprepare_twice(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (plugin, claim, _) = prepared(place).await?;
+    plugin.client.unprepare(&claim).await?;
+    plugin.client.unprepare(&claim).await.context("the second time")?;
+    Ok(Outcome::Passed)
+}
+
+async fn unprepare_files(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (plugin, claim, answer) = prepared(place).await?;
+    plugin.client.unprepare(&claim).await?;
+    let left = in_files(place, &answer)?;
+    // A device that is the same for every claim may stay.
+    let devices = place.devices(&plugin).await?;
+    let again = place.claim(&plugin, &devices[0]);
+    let of_other = plugin.client.prepare(&again).await?;
+    let is_shared = |id: &String| of_other.iter().any(|device| device.cdi_device_ids.contains(id));
+    let left: Vec<_> = left.into_iter().filter(|id| !is_shared(id)).collect();
+    ensure!(left.is_empty(), "after the unprepare CDI files have {left:?}");
+    Ok(Outcome::Passed)
+}
+
+async fn unprepare_without_object(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (plugin, claim, _) = prepared(place).await?;
+    place.delete_claim(&claim);
+    plugin.client.unprepare(&claim).await?;
+    Ok(Outcome::Passed)
+}
+
+async fn prepare_again(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (plugin, claim, _) = prepared(place).await?;
+    plugin.client.unprepare(&claim).await?;
+    plugin.client.prepare(&claim).await.context("after it was unprepared")?;
+    Ok(Outcome::Passed)
+}
+
+async fn prepare_after_restart(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (_, claim, first) = prepared(place).await?;
+    let plugin = place.restart().await?;
+    same(&first, &plugin.client.prepare(&claim).await?, "after a restart")?;
+    Ok(Outcome::Passed)
+}
+
+async fn unprepare_after_restart(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (plugin, claim, answer) = prepared(place).await?;
+    let devices = place.devices(&plugin).await?;
+    let plugin = place.restart().await?;
+    plugin.client.unprepare(&claim).await?;
+    let left = in_files(place, &answer)?;
+    if !left.is_empty() {
+        let again = place.claim(&plugin, &devices[0]);
+        let of_other = plugin.client.prepare(&again).await?;
+        let is_shared = |id: &String| of_other.iter().any(|device| device.cdi_device_ids.contains(id));
+        let left: Vec<_> = left.into_iter().filter(|id| !is_shared(id)).collect();
+        ensure!(left.is_empty(), "after the unprepare CDI files have {left:?}");
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn unknown_after_restart(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (plugin, claim, _) = prepared(place).await?;
+    plugin.client.unprepare(&claim).await?;
+    let plugin = place.restart().await?;
+    plugin.client.unprepare(&unknown()).await?;
+    plugin.client.unprepare(&claim).await.context("the second time, after a restart")?;
+    Ok(Outcome::Passed)
+}

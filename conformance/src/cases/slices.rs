@@ -1,0 +1,282 @@
+//! The level `slices`: what a driver publishes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use nodedock_stand_ins::api_server::Seen;
+use serde_json::Value;
+
+use super::{Facts, level};
+use crate::place::{DeviceId, NODE, Place, Plugin, is_complete};
+use crate::report::Outcome;
+
+level! {
+    "slices.node" => node,
+    "slices.owner" => owner,
+    "slices.complete" => complete,
+    "slices.accepted" => accepted,
+    "slices.unique" => unique,
+    "slices.names-stable" => names_stable,
+    "slices.kept" => kept,
+    "slices.quiet-restart" => quiet_restart,
+    "slices.wiped" => wiped,
+    "slices.repaired" => repaired,
+    "slices.generation" => generation,
+    "slices.one-write" => one_write,
+}
+
+/// Until a driver has brought its slices back.
+const REPAIR: Duration = Duration::from_secs(30);
+/// In which a driver that has what it wants writes nothing more.
+const SETTLE: Duration = Duration::from_secs(2);
+
+/// The driver with its slices, which are there.
+async fn published(place: &mut Place) -> Result<(Plugin, Vec<Value>)> {
+    let plugin = place.begin().await?;
+    let time = place.options.slices_timeout;
+    let slices = place.slices_until(&plugin.name, time, |slices| !slices.is_empty()).await;
+    Ok((plugin, slices.with_context(|| format!("no slice is published within {time:?}"))?))
+}
+
+/// The driver with all that it publishes.
+async fn settled(place: &mut Place) -> Result<(Plugin, Vec<Value>)> {
+    let plugin = place.begin().await?;
+    let slices = place.slices(&plugin.name).await;
+    ensure!(!slices.is_empty(), "its pools are not complete within {:?}", place.options.slices_timeout);
+    Ok((plugin, slices))
+}
+
+/// All devices of slices, also those that cannot be allocated.
+pub(super) fn names(slices: &[Value]) -> Vec<DeviceId> {
+    let mut names = Vec::new();
+    for slice in slices {
+        let pool = slice["spec"]["pool"]["name"].as_str().unwrap_or_default();
+        for device in slice["spec"]["devices"].as_array().into_iter().flatten() {
+            let name = device["name"].as_str().unwrap_or_default().to_owned();
+            names.push(DeviceId { pool: pool.to_owned(), name });
+        }
+    }
+    names.sort();
+    names
+}
+
+fn writes(place: &Place) -> Vec<Seen> {
+    let is_write = |seen: &Seen| {
+        seen.resource == "resourceslices"
+            && matches!(seen.verb.as_str(), "create" | "update" | "patch" | "delete" | "deletecollection")
+    };
+    place.api.requests().into_iter().filter(is_write).collect()
+}
+
+fn named(writes: &[Seen]) -> Vec<String> {
+    writes.iter().map(|seen| format!("{} {}", seen.verb, seen.name)).collect()
+}
+
+async fn node(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    // Whatever it publishes: under another name they would not be found as its own.
+    let plugin = place.begin().await?;
+    let slices =
+        place.slices_until(&plugin.name, place.options.slices_timeout, |slices| !slices.is_empty()).await;
+    ensure!(slices.is_some(), "no slice has the driver's name {:?}", plugin.name);
+    for slice in
+        place.api.look(|state| state.objects("resourceslices").into_iter().cloned().collect::<Vec<_>>())
+    {
+        let (name, spec) = (&slice["metadata"]["name"], &slice["spec"]);
+        ensure!(spec["nodeName"] == NODE, "slice {name} is for node {}, not {NODE:?}", spec["nodeName"]);
+        ensure!(
+            spec["driver"] == plugin.name.as_str(),
+            "slice {name} has the driver {}, not {:?}",
+            spec["driver"],
+            plugin.name
+        );
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn owner(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (_, slices) = published(place).await?;
+    for slice in slices {
+        let (name, owners) = (&slice["metadata"]["name"], &slice["metadata"]["ownerReferences"]);
+        let is_node = |owner: &Value| owner["kind"] == "Node" && owner["name"] == NODE;
+        ensure!(owners.as_array().into_iter().flatten().any(is_node), "slice {name} has the owners {owners}");
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn complete(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (plugin, _) = published(place).await?;
+    let is_whole = place.slices_until(&plugin.name, place.options.slices_timeout, is_complete).await;
+    if is_whole.is_none() {
+        let pools: Vec<_> =
+            place.slices_now(&plugin.name).iter().map(|slice| slice["spec"]["pool"].to_string()).collect();
+        anyhow::bail!("the pools of its slices are {}", pools.join(", "));
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn accepted(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    place.slices(&plugin.name).await;
+    tokio::time::sleep(SETTLE).await;
+    for seen in writes(place) {
+        ensure!(
+            !matches!(seen.code, 400 | 422),
+            "the API server refuses {} {} with {}",
+            seen.verb,
+            seen.path,
+            seen.code
+        );
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn unique(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (_, slices) = settled(place).await?;
+    let mut known = BTreeSet::new();
+    for device in names(&slices) {
+        let text = format!("{}/{}", device.pool, device.name);
+        ensure!(known.insert(device), "{text} is there twice");
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn names_stable(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (plugin, slices) = settled(place).await?;
+    let before = names(&slices);
+    place.restart().await?;
+    // It may write at once, or when it has looked.
+    tokio::time::sleep(SETTLE).await;
+    let time = place.options.slices_timeout;
+    let slices = place
+        .slices_until(&plugin.name, time, is_complete)
+        .await
+        .context("after a restart its pools are not complete")?;
+    let after = names(&slices);
+    ensure!(before == after, "the devices were {before:?}, and are after a restart {after:?}");
+    Ok(Outcome::Passed)
+}
+
+/// The writes of a restart.
+async fn restarted(place: &mut Place) -> Result<Vec<Seen>> {
+    settled(place).await?;
+    place.api.forget_requests();
+    place.restart().await?;
+    tokio::time::sleep(SETTLE).await;
+    Ok(writes(place))
+}
+
+async fn kept(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let writes = restarted(place).await?;
+    let deletes = writes.iter().any(|seen| seen.verb.starts_with("delete"));
+    ensure!(!deletes, "a restart does {:?}", named(&writes));
+    Ok(Outcome::Passed)
+}
+
+async fn quiet_restart(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let writes = restarted(place).await?;
+    ensure!(writes.is_empty(), "a restart does {:?}", named(&writes));
+    Ok(Outcome::Passed)
+}
+
+async fn wipe(place: &Place, plugin: &Plugin, slices: &[Value]) -> Result<Vec<Value>> {
+    place.log.add("all slices of the node are deleted");
+    place.api.kubelet_starts(NODE);
+    let is_back = |found: &[Value]| is_complete(found) && names(found) == names(slices);
+    place
+        .slices_until(&plugin.name, REPAIR, is_back)
+        .await
+        .context("deleted slices are not published again within 30 s")
+}
+
+async fn wiped(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (plugin, slices) = settled(place).await?;
+    wipe(place, &plugin, &slices).await?;
+    Ok(Outcome::Passed)
+}
+
+/// Takes a device out of a slice and waits until it is back.
+async fn repair(place: &Place, plugin: &Plugin, slices: &[Value]) -> Result<Vec<Value>> {
+    let slice =
+        slices.iter().find(|slice| slice["spec"]["devices"].as_array().is_some_and(|list| !list.is_empty()));
+    let name = slice.and_then(|slice| slice["metadata"]["name"].as_str()).context("no slice has a device")?;
+    place.log.add(format!("a device is removed from slice {name}"));
+    place.api.edit("resourceslices", "", name, |slice| {
+        slice["spec"]["devices"].as_array_mut().map(Vec::pop);
+    });
+    let is_back = |found: &[Value]| is_complete(found) && names(found) == names(slices);
+    place
+        .slices_until(&plugin.name, REPAIR, is_back)
+        .await
+        .context("a changed slice is not brought back within 30 s")
+}
+
+async fn repaired(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (plugin, slices) = settled(place).await?;
+    repair(place, &plugin, &slices).await?;
+    Ok(Outcome::Passed)
+}
+
+/// The newest generation of each pool.
+fn generations(slices: &[Value]) -> BTreeMap<String, i64> {
+    let mut newest = BTreeMap::new();
+    for slice in slices {
+        let pool = &slice["spec"]["pool"];
+        let generation = pool["generation"].as_i64().unwrap_or_default();
+        let known = newest.entry(pool["name"].as_str().unwrap_or_default().to_owned()).or_insert(generation);
+        *known = generation.max(*known);
+    }
+    newest
+}
+
+fn never_lower(before: &[Value], after: &[Value], when: &str) -> Result<()> {
+    let after = generations(after);
+    for (pool, generation) in generations(before) {
+        let now = after.get(&pool).copied().unwrap_or(generation);
+        ensure!(now >= generation, "pool {pool} had the generation {generation}, and {when} {now}");
+    }
+    Ok(())
+}
+
+async fn generation(place: &mut Place, facts: &Facts) -> Result<Outcome> {
+    let (plugin, slices) = settled(place).await?;
+    let mut before = repair(place, &plugin, &slices).await?;
+    never_lower(&slices, &before, "after a repair")?;
+    // Someone else raised it: what is below is not used.
+    let name = before[0]["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let pool = before[0]["spec"]["pool"]["name"].clone();
+    for slice in before.iter().filter(|slice| slice["spec"]["pool"]["name"] == pool) {
+        let name = slice["metadata"]["name"].as_str().unwrap_or_default();
+        place.api.edit("resourceslices", "", name, |slice| {
+            let raised = slice["spec"]["pool"]["generation"].as_i64().unwrap_or_default() + 5;
+            slice["spec"]["pool"]["generation"] = raised.into();
+        });
+    }
+    place.log.add(format!("the generation of the pool of slice {name} is raised by 5"));
+    before = place.slices_now(&plugin.name);
+    let after = repair(place, &plugin, &before).await?;
+    never_lower(&before, &after, "after a repair of a pool whose generation another has raised")?;
+    if facts.is_program {
+        place.restart().await?;
+        tokio::time::sleep(SETTLE).await;
+        never_lower(&after, &place.slices_now(&plugin.name), "after a restart")?;
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn one_write(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (plugin, slices) = settled(place).await?;
+    place.api.forget_requests();
+    repair(place, &plugin, &slices).await?;
+    tokio::time::sleep(SETTLE).await;
+    let writes = writes(place);
+    // A write that met a newer version is repeated.
+    let count = writes.iter().filter(|seen| seen.code != 409).count();
+    ensure!(
+        count <= slices.len(),
+        "one change of {} slices leads to {count} writes: {:?}",
+        slices.len(),
+        named(&writes)
+    );
+    Ok(Outcome::Passed)
+}

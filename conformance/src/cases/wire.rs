@@ -1,0 +1,315 @@
+//! The level `wire`: registration, and the messages of calls.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use tonic::Code;
+
+use super::{Facts, level};
+use crate::place::{Place, REQUEST, get_info};
+use crate::report::Outcome;
+use crate::wire::{Version, failed};
+use nodedock_stand_ins::kubelet::ClaimRef;
+
+level! {
+    "wire.registers" => registers,
+    "wire.name" => name,
+    "wire.services" => services,
+    "wire.endpoint" => endpoint,
+    "wire.notified" => notified,
+    "wire.empty" => empty,
+    "wire.prepare" => prepare,
+    "wire.unprepare" => unprepare,
+    "wire.unknown-fields" => unknown_fields,
+    "wire.devices" => devices,
+    "wire.requests" => requests,
+    "wire.cdi-ids" => cdi_ids,
+    "wire.cdi-files" => cdi_files,
+    "wire.batch" => batch,
+    "wire.batch-strangers" => batch_strangers,
+    "wire.batch-independent" => batch_independent,
+    "wire.v1beta1" => v1beta1,
+}
+
+/// A driver's name in the API.
+const NAME_BYTES_MAX: usize = 63;
+/// Of a Unix socket, with the zero byte at its end.
+const SOCKET_BYTES_MAX: usize = 107;
+
+async fn registers(place: &mut Place, facts: &Facts) -> Result<Outcome> {
+    if let Some((why, messages)) = &facts.failure {
+        messages.iter().for_each(|line| place.log.add(line.clone()));
+        bail!("{why}");
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn name(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    let is_label = |label: &str| {
+        let bytes = label.as_bytes();
+        let is_inner = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-';
+        let is_edge = |byte: Option<&u8>| byte.is_some_and(|byte| *byte != b'-');
+        bytes.iter().all(is_inner) && is_edge(bytes.first()) && is_edge(bytes.last())
+    };
+    let name = &plugin.name;
+    ensure!(name.split('.').all(is_label), "{name:?} is no DNS subdomain in small letters");
+    ensure!(name.len() <= NAME_BYTES_MAX, "{name:?} has {} bytes, {NAME_BYTES_MAX} at most", name.len());
+    Ok(Outcome::Passed)
+}
+
+async fn services(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    let listed = &plugin.services;
+    ensure!(listed.iter().any(|service| service == "v1.DRAPlugin"), "{listed:?} does not have v1.DRAPlugin");
+    for (version, service) in Version::ALL {
+        if listed.iter().any(|listed| listed == service)
+            && let Err(status) = plugin.client.prepare_by(version, &[]).await
+        {
+            ensure!(
+                status.code() != Code::Unimplemented,
+                "{service} is listed and not served: {}",
+                status.message()
+            );
+        }
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn endpoint(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    place.start()?;
+    // Whoever gets the first answer may call at once.
+    let (socket, info) = place.announced().await?.context("it is no DRA driver now")?;
+    let endpoint = Path::new(&info.endpoint);
+    ensure!(endpoint.is_absolute(), "{:?} is not absolute", info.endpoint);
+    let bytes = info.endpoint.len();
+    ensure!(bytes <= SOCKET_BYTES_MAX, "{:?} has {bytes} bytes, {SOCKET_BYTES_MAX} at most", info.endpoint);
+    place.register(&socket).await?;
+    Ok(Outcome::Passed)
+}
+
+async fn notified(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    plugin.notified.map_err(|why| anyhow!("NotifyRegistrationStatus: {why}"))?;
+    let mut client =
+        place.registration(&plugin.socket).await.context("connect again after the notification")?;
+    let info = get_info(&mut client).await?;
+    ensure!(info.name == plugin.name, "the name is now {:?}, and was {:?}", info.name, plugin.name);
+    Ok(Outcome::Passed)
+}
+
+async fn empty(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    for (version, service) in Version::ALL {
+        if !plugin.services.iter().any(|listed| listed == service) {
+            continue;
+        }
+        let prepared =
+            plugin.client.prepare_by(version, &[]).await.map_err(|status| failed("prepare", &status))?;
+        let unprepared =
+            plugin.client.unprepare_by(version, &[]).await.map_err(|status| failed("unprepare", &status))?;
+        ensure!(
+            prepared.0.is_empty() && unprepared.0.is_empty(),
+            "{service} answers for claims that were not asked for"
+        );
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn prepare(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    let devices = place.devices(&plugin).await?;
+    let claim = place.claim(&plugin, &devices[0]);
+    plugin.client.prepare(&claim).await?;
+    Ok(Outcome::Passed)
+}
+
+async fn unprepare(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    let devices = place.devices(&plugin).await?;
+    let claim = place.claim(&plugin, &devices[0]);
+    plugin.client.prepare(&claim).await?;
+    plugin.client.unprepare(&claim).await?;
+    Ok(Outcome::Passed)
+}
+
+async fn unknown_fields(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    let devices = place.devices(&plugin).await?;
+    let claim = place.claim(&plugin, &devices[0]);
+    let answer = plugin.client.prepare_later(&claim).await.map_err(|status| failed("prepare", &status))?;
+    answer.of(&claim)?;
+    Ok(Outcome::Passed)
+}
+
+async fn devices(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    let devices = place.devices(&plugin).await?;
+    // One that is not the first: a driver may not just answer with what it has.
+    let device = devices.get(1).unwrap_or(&devices[0]);
+    let claim = place.claim(&plugin, device);
+    let answer = plugin.client.prepare(&claim).await?;
+    let answered: Vec<_> =
+        answer.iter().map(|one| format!("{}/{}", one.pool_name, one.device_name)).collect();
+    let allocated = format!("{}/{}", device.pool, device.name);
+    ensure!(answered == [allocated.clone()], "{allocated} is allocated, and the answer has {answered:?}");
+    Ok(Outcome::Passed)
+}
+
+async fn requests(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    let devices = place.devices(&plugin).await?;
+    let claim = place.claim(&plugin, &devices[0]);
+    let answer = plugin.client.prepare(&claim).await?;
+    let named: Vec<&String> = answer.iter().flat_map(|device| &device.request_names).collect();
+    ensure!(
+        named.iter().all(|name| *name == REQUEST),
+        "the claim has the request {REQUEST:?} alone, and the answer names {named:?}"
+    );
+    Ok(Outcome::Passed)
+}
+
+async fn cdi_ids(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    let devices = place.devices(&plugin).await?;
+    let claim = place.claim(&plugin, &devices[0]);
+    for device in plugin.client.prepare(&claim).await? {
+        let mut known = BTreeSet::new();
+        for id in &device.cdi_device_ids {
+            ensure!(is_qualified(id), "{id:?} is no qualified name, VENDOR/CLASS=NAME");
+            ensure!(known.insert(id), "{id:?} is there twice for device {}", device.device_name);
+        }
+    }
+    Ok(Outcome::Passed)
+}
+
+fn is_qualified(id: &str) -> bool {
+    let is = |text: &str, more: &[u8]| {
+        let bytes = text.as_bytes();
+        let is_edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+        let is_inner = |byte: &u8| byte.is_ascii_alphanumeric() || more.contains(byte);
+        is_edge(bytes.first()) && is_edge(bytes.last()) && bytes.iter().all(is_inner)
+    };
+    id.split_once('/')
+        .and_then(|(vendor, rest)| Some((vendor, rest.split_once('=')?)))
+        .is_some_and(|(vendor, (class, name))| is(vendor, b"_-.") && is(class, b"_-") && is(name, b"_-.:"))
+}
+
+async fn cdi_files(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    let devices = place.devices(&plugin).await?;
+    let claim = place.claim(&plugin, &devices[0]);
+    let answer = plugin.client.prepare(&claim).await?;
+    let ids: Vec<&String> = answer.iter().flat_map(|device| &device.cdi_device_ids).collect();
+    if ids.is_empty() {
+        return Ok(Outcome::NotDeclared("its answers name no CDI devices".to_owned()));
+    }
+    let found = place.cdi_devices()?;
+    for id in ids {
+        ensure!(found.contains_key(id), "no CDI file has {id}; there are {:?}", found.keys());
+    }
+    Ok(Outcome::Passed)
+}
+
+/// Claims for different devices, at most three.
+async fn several(place: &mut Place) -> Result<(crate::place::Plugin, Vec<ClaimRef>)> {
+    let plugin = place.begin().await?;
+    let devices = place.devices(&plugin).await?;
+    let claims = devices.iter().take(3).map(|device| place.claim(&plugin, device)).collect();
+    Ok((plugin, claims))
+}
+
+async fn batch(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (plugin, claims) = several(place).await?;
+    let prepared =
+        plugin.client.prepare_by(Version::V1, &claims).await.map_err(|status| failed("prepare", &status))?;
+    let unprepared = plugin
+        .client
+        .unprepare_by(Version::V1, &claims)
+        .await
+        .map_err(|status| failed("unprepare", &status))?;
+    for (call, answer) in [("prepare", prepared), ("unprepare", unprepared)] {
+        for claim in &claims {
+            let is_there = answer.0.iter().any(|(uid, _)| *uid == claim.uid);
+            ensure!(is_there, "the answer of {call} has no entry for claim {} ({})", claim.name, claim.uid);
+        }
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn batch_strangers(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (plugin, claims) = several(place).await?;
+    let prepared =
+        plugin.client.prepare_by(Version::V1, &claims).await.map_err(|status| failed("prepare", &status))?;
+    let mut known = BTreeSet::new();
+    for (uid, _) in &prepared.0 {
+        ensure!(
+            claims.iter().any(|claim| claim.uid == *uid),
+            "the answer has claim {uid}, which was not asked for"
+        );
+        ensure!(known.insert(uid), "the answer has claim {uid} twice");
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn batch_independent(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (plugin, claims) = several(place).await?;
+    let (gone, others) = claims.split_first().context("a claim")?;
+    place.delete_claim(gone);
+    let answer = plugin.client.prepare_by(Version::V1, &claims).await;
+    let answer = answer.map_err(|status| failed("prepare with a claim that does not exist", &status))?;
+    for claim in others {
+        answer.of(claim).context("beside a claim that does not exist")?;
+    }
+    Ok(Outcome::Passed)
+}
+
+async fn v1beta1(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    let devices = place.devices(&plugin).await?;
+    let claim = place.claim(&plugin, &devices[0]);
+    let claims = std::slice::from_ref(&claim);
+    let newer =
+        plugin.client.prepare_by(Version::V1, claims).await.map_err(|status| failed("prepare", &status))?;
+    let older = plugin
+        .client
+        .prepare_by(Version::V1beta1, claims)
+        .await
+        .map_err(|status| failed("prepare by v1beta1", &status))?;
+    let (mut newer, older) = (newer.of(&claim)?, older.of(&claim)?);
+    // v1beta1 has no share IDs.
+    newer.iter_mut().for_each(|device| device.share_id = None);
+    ensure!(newer == older, "v1 answers {newer:?}, v1beta1 {older:?}");
+    plugin
+        .client
+        .unprepare_by(Version::V1beta1, claims)
+        .await
+        .map_err(|status| failed("unprepare by v1beta1", &status))?
+        .of(&claim)?;
+    Ok(Outcome::Passed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_qualified_name_has_three_parts() {
+        for id in ["vendor.example.com/class=name", "v/c=0", "vendor.com/gpu=mig-1.5:0"] {
+            assert!(is_qualified(id), "{id}");
+        }
+        for id in [
+            "",
+            "name",
+            "vendor/class",
+            "vendor/=name",
+            "/class=name",
+            "vendor/class=",
+            "vendor/cl.ass=n",
+            "vendor/class=-n",
+        ] {
+            assert!(!is_qualified(id), "{id}");
+        }
+    }
+}

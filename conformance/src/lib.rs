@@ -1,0 +1,189 @@
+//! Checks whether a device driver behaves as a kubelet and a cluster need it.
+//!
+//! The driver is a black box: a program that is started on directories and an API server of its own for each case, or one that runs
+//! already. The cases are in `cases.yaml`, in words; this crate has the code of each. It knows nothing of the host: a WebAssembly driver is
+//! checked as what the daemon makes of it, a plugin on a socket.
+
+mod cases;
+mod device_plugin;
+mod list;
+mod place;
+mod process;
+mod report;
+mod wire;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+pub use list::{Case, CaseError, Level, cases};
+pub use report::{Outcome, Report, Verdict};
+
+use place::Place;
+
+/// The driver under test.
+#[derive(Debug, Clone)]
+pub enum Target {
+    /// It is started for each case.
+    Program(Program),
+    /// It runs already, or is started by hand.
+    Running(Running),
+}
+
+/// A driver that others start.
+#[derive(Debug, Clone)]
+pub struct Running {
+    /// A kubelet's directory: `plugins_registry`, with the driver's registration sockets, is below it.
+    pub kubelet: PathBuf,
+    /// Where to write a kubeconfig for the API server that has the claims. A driver that reads claims is started after it is written.
+    pub kubeconfig: Option<PathBuf>,
+}
+
+/// A program and what it is started with. `{NAME}` in an argument or a variable is replaced: see [`PLACEHOLDERS`].
+#[derive(Debug, Clone, Default)]
+pub struct Program {
+    /// The program and its arguments; at least one.
+    pub command: Vec<String>,
+    pub environment: Vec<(String, String)>,
+    /// Files to be there before it starts: the path below the root, and the content.
+    pub files: Vec<(PathBuf, Vec<u8>)>,
+}
+
+/// What `{NAME}` in a command stands for.
+pub const PLACEHOLDERS: [(&str, &str); 12] = [
+    ("root", "a directory below which everything is"),
+    ("kubelet", "the kubelet's directory"),
+    ("plugins", "the kubelet's directory of plugins' data"),
+    ("registry", "the directory of registration sockets"),
+    ("device-plugins", "the directory of kubelet.sock and of device plugins' sockets"),
+    ("cdi", "the CDI directory"),
+    ("state", "a directory that outlives restarts"),
+    ("kubeconfig", "the path of a kubeconfig for the API server"),
+    ("api", "the URL of the API server"),
+    ("node", "the name of the node"),
+    ("boot", "the identity of the boot"),
+    ("instance", "a UID of the instance, for rolling updates"),
+];
+
+impl Program {
+    /// Reads a command line: words with the quotes of a shell, and no shell.
+    ///
+    /// # Errors
+    ///
+    /// A quote that is not closed, an empty line, or a name in braces that is no placeholder.
+    pub fn parse(line: &str) -> Result<Self> {
+        let command = shell_words::split(line).context("the command has a quote that is not closed")?;
+        if command.is_empty() {
+            bail!("the command is empty");
+        }
+        let program = Self { command, ..Self::default() };
+        for name in program.command.iter().flat_map(|word| place::placeholders(word)) {
+            if !PLACEHOLDERS.iter().any(|(known, _)| *known == name) {
+                let known: Vec<_> = PLACEHOLDERS.iter().map(|(known, _)| *known).collect();
+                bail!("{{{name}}} stands for nothing: the command may have {{{}}}", known.join("}, {"));
+            }
+        }
+        Ok(program)
+    }
+
+    fn names(&self, placeholder: &str) -> bool {
+        let variables = self.environment.iter().map(|(_, value)| value);
+        self.command
+            .iter()
+            .chain(variables)
+            .any(|word| place::placeholders(word).any(|name| name == placeholder))
+    }
+}
+
+/// What is run, and how.
+#[derive(Debug, Clone)]
+pub struct Options {
+    pub target: Target,
+    /// The driver's name, if it is to be this one.
+    pub driver: Option<String>,
+    /// Pools and devices of a driver that publishes no slices.
+    pub devices: Vec<(String, String)>,
+    /// Opaque parameters of every claim.
+    pub parameters: Option<Value>,
+    /// Until a driver has registered.
+    pub start_timeout: Duration,
+    /// Of each call.
+    pub call_timeout: Duration,
+    /// Until the slices of a driver are there.
+    pub slices_timeout: Duration,
+    /// IDs of cases, or levels; empty: all.
+    pub only: Vec<String>,
+}
+
+impl Options {
+    /// The defaults: 30 s to register, 45 s for a call as a kubelet has it, 10 s for slices.
+    pub fn new(target: Target) -> Self {
+        Self {
+            target,
+            driver: None,
+            devices: Vec::new(),
+            parameters: None,
+            start_timeout: Duration::from_secs(30),
+            call_timeout: Duration::from_secs(45),
+            slices_timeout: Duration::from_secs(10),
+            only: Vec::new(),
+        }
+    }
+}
+
+/// Runs the cases one after the other, and `progress` after each.
+///
+/// # Errors
+///
+/// The list of cases and their code do not agree, `only` names no case, or this machine has no room for a driver: a directory or a socket
+/// cannot be made. What the driver does wrong is in the report.
+pub async fn run(options: &Options, mut progress: impl FnMut(&Verdict)) -> Result<Report> {
+    let list = cases().context("the list of cases")?;
+    let code = cases::all();
+    list::check(&list, code.iter().map(|(id, _)| *id))?;
+    if let Some(unknown) = options.only.iter().find(|only| !list.iter().any(|case| case.is_named(only))) {
+        bail!("{unknown} is neither a case nor a level");
+    }
+    let mut report = Report::default();
+    let mut place = Place::new(options).await?;
+    let facts = cases::Facts::learn(&mut place).await;
+    // A driver that runs already knows the API server that it was started with.
+    let mut shared = matches!(options.target, Target::Running(_)).then_some(place);
+    for case in list.iter().filter(|case| is_wanted(case, &list, &options.only)) {
+        let began = Instant::now();
+        let missing = facts.missing(case).or_else(|| report.blocks(case));
+        let (outcome, messages) = match missing {
+            Some(outcome) => (outcome, Vec::new()),
+            None => {
+                let mut place = match shared.take() {
+                    Some(place) => place,
+                    None => Place::new(options).await?,
+                };
+                let (_, run) = code.iter().find(|(id, _)| *id == case.id).context("a case without code")?;
+                let outcome = match run(&mut place, &facts).await {
+                    Ok(outcome) => outcome,
+                    Err(error) => Outcome::Failed(format!("{error:#}")),
+                };
+                let is_failed = matches!(outcome, Outcome::Failed(_));
+                let messages = if is_failed { place.messages() } else { Vec::new() };
+                match options.target {
+                    Target::Running(_) => shared = Some(place),
+                    Target::Program(_) => place.kill().await,
+                }
+                (outcome, messages)
+            }
+        };
+        let verdict = Verdict { case: case.clone(), outcome, took: began.elapsed(), messages };
+        progress(&verdict);
+        report.verdicts.push(verdict);
+    }
+    Ok(report)
+}
+
+/// Whether a case is named, or needed by one that is.
+fn is_wanted(case: &Case, list: &[Case], only: &[String]) -> bool {
+    let is_named = |case: &Case| only.iter().any(|only| case.is_named(only));
+    only.is_empty() || is_named(case) || list.iter().any(|other| is_named(other) && other.needs(case, list))
+}

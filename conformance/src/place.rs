@@ -1,0 +1,585 @@
+//! What a driver is started in: directories, an API server, and the directory of a kubelet.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use nodedock_proto::kubelet::device_plugin::v1beta1::RegisterRequest;
+use nodedock_proto::kubelet::device_plugin::v1beta1::device_plugin_client::DevicePluginClient;
+use nodedock_proto::kubelet::registration::registration_client::RegistrationClient;
+use nodedock_proto::kubelet::registration::{InfoRequest, PluginInfo, RegistrationStatus};
+use nodedock_stand_ins::api_server::{Allocated, ApiServer, Pod};
+use nodedock_stand_ins::kubelet::{ClaimRef, authority};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::time::Instant;
+use tonic::transport::Channel;
+
+use crate::device_plugin::Registrations;
+use crate::process::{self, Output, Process};
+use crate::wire::{Client, Log};
+use crate::{Options, Program, Running, Target};
+
+pub(crate) const NODE: &str = "node-1";
+pub(crate) const NAMESPACE: &str = "default";
+pub(crate) const REQUEST: &str = "device";
+
+/// Between looks at what a driver does by itself.
+const LOOK: Duration = Duration::from_millis(20);
+/// Of a connection to a socket that is to be there.
+pub(crate) const AT_ONCE: Duration = Duration::from_millis(1);
+/// A driver that has written no slice for so long has published what it has.
+const SETTLE: Duration = Duration::from_secs(1);
+/// Of GetInfo, as a kubelet has it, and of the notification.
+const GET_INFO: Duration = Duration::from_secs(1);
+const NOTIFY: Duration = Duration::from_secs(5);
+/// Of the requests to the API server, the last are shown.
+const REQUESTS_SHOWN: usize = 40;
+/// Until a driver has ended after SIGTERM.
+pub(crate) const STOP: Duration = Duration::from_secs(10);
+
+/// The driver, as it registered.
+#[derive(Debug, Clone)]
+pub(crate) struct Plugin {
+    pub(crate) name: String,
+    pub(crate) services: Vec<String>,
+    pub(crate) socket: PathBuf,
+    pub(crate) client: Client,
+    /// Whether it took the notification of its registration.
+    pub(crate) notified: Result<(), String>,
+}
+
+/// A device that can be allocated.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct DeviceId {
+    pub(crate) pool: String,
+    pub(crate) name: String,
+}
+
+#[derive(Debug)]
+pub(crate) struct Place {
+    pub(crate) options: Options,
+    pub(crate) api: ApiServer,
+    pub(crate) log: Log,
+    pub(crate) process: Option<Process>,
+    pub(crate) registrations: Registrations,
+    kubelet: PathBuf,
+    dir: TempDir,
+    output: Output,
+    boot: usize,
+    started: usize,
+    claims: usize,
+}
+
+impl Place {
+    pub(crate) async fn new(options: &Options) -> Result<Self> {
+        // Paths of sockets are short.
+        let dir =
+            tempfile::Builder::new().prefix("ndc-").tempdir().context("make a directory for a driver")?;
+        let kubelet = match &options.target {
+            Target::Program(_) => dir.path().join("var/lib/kubelet"),
+            Target::Running(running) => running.kubelet.clone(),
+        };
+        let api = ApiServer::start().await;
+        api.add_node(NODE);
+        api.report_kubelet(NODE, "v1.36.2", json!({}));
+        let log = Log::default();
+        let registrations = Registrations::new(&kubelet.join("device-plugins"), &log);
+        let mut place = Self {
+            options: options.clone(),
+            api,
+            log,
+            process: None,
+            registrations,
+            kubelet,
+            dir,
+            output: Output::default(),
+            boot: 0,
+            started: 0,
+            claims: 0,
+        };
+        if let Target::Running(Running { kubeconfig: Some(path), .. }) = &options.target {
+            let written = place.api.kubeconfig(place.dir.path());
+            std::fs::copy(written, path).with_context(|| format!("write {}", path.display()))?;
+        }
+        if let Target::Program(program) = &options.target {
+            for path in [
+                place.registry(),
+                place.plugins(),
+                place.kubelet.join("device-plugins"),
+                place.kubelet.join("pod-resources"),
+                place.cdi(),
+                place.state(),
+            ] {
+                std::fs::create_dir_all(&path).with_context(|| format!("make {}", path.display()))?;
+            }
+            place.api.kubeconfig(place.dir.path());
+            for (path, content) in &program.files {
+                let path = place.dir.path().join(path);
+                std::fs::create_dir_all(path.parent().unwrap_or(&path))?;
+                std::fs::write(&path, content).with_context(|| format!("write {}", path.display()))?;
+            }
+            place.registrations.serve().await?;
+        }
+        Ok(place)
+    }
+
+    pub(crate) fn registry(&self) -> PathBuf {
+        self.kubelet.join("plugins_registry")
+    }
+
+    fn plugins(&self) -> PathBuf {
+        self.kubelet.join("plugins")
+    }
+
+    pub(crate) fn cdi(&self) -> PathBuf {
+        self.dir.path().join("var/run/cdi")
+    }
+
+    pub(crate) fn state(&self) -> PathBuf {
+        self.dir.path().join("var/lib/driver")
+    }
+
+    fn value(&self, placeholder: &str) -> String {
+        let dir = self.dir.path();
+        let path = |path: PathBuf| path.display().to_string();
+        match placeholder {
+            "root" => path(dir.to_owned()),
+            "kubelet" => path(self.kubelet.clone()),
+            "plugins" => path(self.plugins()),
+            "registry" => path(self.registry()),
+            "device-plugins" => path(self.kubelet.join("device-plugins")),
+            "cdi" => path(self.cdi()),
+            "state" => path(self.state()),
+            "kubeconfig" => path(dir.join("kubeconfig")),
+            "api" => self.api.url(),
+            "node" => NODE.to_owned(),
+            "boot" => format!("00000000-0000-4000-8000-{:012}", self.boot),
+            "instance" => format!("11111111-0000-4000-8000-{:012}", self.started),
+            other => format!("{{{other}}}"),
+        }
+    }
+
+    fn filled(&self, word: &str) -> String {
+        placeholders(word)
+            .fold(word.to_owned(), |filled, name| filled.replace(&format!("{{{name}}}"), &self.value(name)))
+    }
+
+    fn program(&self) -> Result<&Program> {
+        match &self.options.target {
+            Target::Program(program) => Ok(program),
+            Target::Running(_) => bail!("the driver was started by others"),
+        }
+    }
+
+    /// Starts the driver's program; of one that runs already nothing is done.
+    pub(crate) fn start(&mut self) -> Result<()> {
+        let Ok(program) = self.program() else { return Ok(()) };
+        let command: Vec<String> = program.command.iter().map(|word| self.filled(word)).collect();
+        let environment = program.environment.iter().map(|(name, value)| (name.clone(), self.filled(value)));
+        let environment: Vec<_> = environment.collect();
+        self.started += 1;
+        self.log.add(format!("start {}", command.join(" ")));
+        self.process = Some(Process::start(&command, &environment, &self.output)?);
+        Ok(())
+    }
+
+    /// Starts the driver, and waits until it has registered.
+    pub(crate) async fn begin(&mut self) -> Result<Plugin> {
+        self.start()?;
+        self.registered(None).await
+    }
+
+    /// Ends the driver by SIGTERM.
+    pub(crate) async fn stop(&mut self) -> Result<()> {
+        self.log.add("stop");
+        match self.process.take() {
+            Some(process) => process.stop(STOP).await,
+            None => bail!("the driver does not run"),
+        }
+    }
+
+    pub(crate) async fn kill(&mut self) {
+        self.log.add("kill");
+        if let Some(process) = self.process.take() {
+            process.kill().await;
+        }
+    }
+
+    pub(crate) async fn restart(&mut self) -> Result<Plugin> {
+        self.stop().await?;
+        self.begin().await
+    }
+
+    pub(crate) async fn crash(&mut self) -> Result<Plugin> {
+        self.kill().await;
+        self.begin().await
+    }
+
+    /// The node's end and its next boot, before the driver starts.
+    pub(crate) async fn reboot(&mut self) -> Result<()> {
+        self.kill().await;
+        self.log.add("reboot");
+        self.boot += 1;
+        for path in [self.cdi(), self.plugins(), self.registry()] {
+            empty(&path)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until a DRA driver has registered on another socket than `before`.
+    pub(crate) async fn registered(&mut self, before: Option<&Path>) -> Result<Plugin> {
+        let end = Instant::now() + self.options.start_timeout;
+        loop {
+            match self.look_for(before).await {
+                Ok(plugin) => return Ok(plugin),
+                Err(why) => self.wait(end, &why).await?,
+            }
+        }
+    }
+
+    /// Waits until a DRA driver answers GetInfo, or a device plugin has called Register.
+    pub(crate) async fn announced(&mut self) -> Result<Option<(PathBuf, PluginInfo)>> {
+        let end = Instant::now() + self.options.start_timeout;
+        loop {
+            match self.look_for_info().await {
+                Ok(found) => return Ok(Some(found)),
+                Err(_) if self.registrations.newest().is_some() => return Ok(None),
+                Err(why) => self.wait(end, &why).await?,
+            }
+        }
+    }
+
+    /// The first socket that answers GetInfo as a DRA driver, now.
+    pub(crate) async fn look_for_info(&mut self) -> Result<(PathBuf, PluginInfo)> {
+        let mut why = self.no_socket();
+        for socket in sockets(&self.registry()) {
+            match self.info(&socket).await {
+                Ok((_, info)) => return Ok((socket, info)),
+                Err(error) => why = error.context(socket.display().to_string()),
+            }
+        }
+        Err(why)
+    }
+
+    fn no_socket(&self) -> anyhow::Error {
+        anyhow!("there is no socket in {}", self.registry().display())
+    }
+
+    /// Waits until a device plugin has registered and listens.
+    pub(crate) async fn device_plugin(&mut self) -> Result<(RegisterRequest, DevicePluginClient<Channel>)> {
+        let end = Instant::now() + self.options.start_timeout;
+        loop {
+            let why = match self.registrations.newest() {
+                None => anyhow!("it did not call Register"),
+                Some(request) => match self.registrations.dial(&request).await {
+                    Ok(client) => return Ok((request, client)),
+                    Err(why) => why,
+                },
+            };
+            self.wait(end, &why).await?;
+        }
+    }
+
+    /// Registers what is at one of the sockets now.
+    pub(crate) async fn look_for(&mut self, before: Option<&Path>) -> Result<Plugin> {
+        let mut why = self.no_socket();
+        for socket in sockets(&self.registry()).into_iter().filter(|socket| Some(socket.as_path()) != before)
+        {
+            match self.register(&socket).await {
+                Ok(plugin) => return Ok(plugin),
+                Err(error) => why = error.context(socket.display().to_string()),
+            }
+        }
+        Err(why)
+    }
+
+    /// A moment until the next look. Fails when the time is over, or the driver has ended.
+    async fn wait(&mut self, end: Instant, why: &anyhow::Error) -> Result<()> {
+        if let Some(ended) = self.process.as_mut().and_then(Process::ended) {
+            bail!("the driver ended before it registered: {}", process::end(ended));
+        }
+        let left = end.saturating_duration_since(Instant::now());
+        ensure!(
+            !left.is_zero(),
+            "the driver did not register within {:?}: {why:#}",
+            self.options.start_timeout
+        );
+        tokio::time::sleep(LOOK.min(left)).await;
+        Ok(())
+    }
+
+    /// Connects to the registration socket of a DRA driver and asks what it is.
+    async fn info(&self, socket: &Path) -> Result<(RegistrationClient<Channel>, PluginInfo)> {
+        let mut client = self.registration(socket).await?;
+        let info = get_info(&mut client).await?;
+        ensure!(info.r#type == "DRAPlugin", "the plugin's type is {:?}, not \"DRAPlugin\"", info.r#type);
+        if let Some(driver) = &self.options.driver {
+            ensure!(info.name == *driver, "the driver's name is {:?}, not {driver:?}", info.name);
+        }
+        Ok((client, info))
+    }
+
+    pub(crate) async fn register(&self, socket: &Path) -> Result<Plugin> {
+        let (mut registration, info) = self.info(socket).await?;
+        let PluginInfo { name, endpoint, supported_versions: services, .. } = info;
+        self.log.add(format!("GetInfo: {name} at {endpoint}, {services:?}"));
+        let endpoint = PathBuf::from(endpoint);
+        let client = Client::dial(&endpoint, AT_ONCE, self.options.call_timeout, &self.log)
+            .await
+            .context("its endpoint")?;
+        let status = RegistrationStatus { plugin_registered: true, error: String::new() };
+        let notified =
+            match tokio::time::timeout(NOTIFY, registration.notify_registration_status(status)).await {
+                Ok(Ok(_)) => Ok(()),
+                Ok(Err(status)) => Err(format!("{:?}: {}", status.code(), status.message())),
+                Err(_) => Err(format!("it is not answered within {NOTIFY:?}")),
+            };
+        Ok(Plugin { name, services, socket: socket.to_owned(), client, notified })
+    }
+
+    /// A client of a registration socket, which names it as a kubelet does.
+    pub(crate) async fn registration(&self, socket: &Path) -> Result<RegistrationClient<Channel>> {
+        let stream = authority::dial(socket, AT_ONCE).await.map_err(|why| anyhow!("{why}"))?;
+        let channel = authority::channel(stream, authority::of_path(socket)).await;
+        Ok(RegistrationClient::new(channel.map_err(|why| anyhow!("{why}"))?.0))
+    }
+
+    /// The slices of a driver, when its pools are complete and it has written none for a while; none if it has published none in time.
+    pub(crate) async fn slices(&self, driver: &str) -> Vec<Value> {
+        let end = Instant::now() + self.options.slices_timeout;
+        let (mut known, mut since) = (Vec::new(), Instant::now());
+        loop {
+            let slices = self.slices_now(driver);
+            let now = Instant::now();
+            if slices != known {
+                (known, since) = (slices, now);
+            }
+            let is_over = now >= end;
+            if is_complete(&known) && (is_over || now >= since + SETTLE) {
+                return known;
+            }
+            if is_over {
+                return Vec::new();
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// The slices of a driver as soon as they are as wanted.
+    pub(crate) async fn slices_until(
+        &self,
+        driver: &str,
+        time: Duration,
+        mut is_wanted: impl FnMut(&[Value]) -> bool,
+    ) -> Option<Vec<Value>> {
+        let end = Instant::now() + time;
+        loop {
+            let slices = self.slices_now(driver);
+            if is_wanted(&slices) {
+                return Some(slices);
+            }
+            if Instant::now() >= end {
+                return None;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    pub(crate) fn slices_now(&self, driver: &str) -> Vec<Value> {
+        self.api.look(|state| state.slices(driver).into_iter().cloned().collect())
+    }
+
+    /// Devices that can be allocated together, as far as slices say: those that share counters come last.
+    pub(crate) async fn devices(&self, plugin: &Plugin) -> Result<Vec<DeviceId>> {
+        if !self.options.devices.is_empty() {
+            let named = self.options.devices.iter();
+            return Ok(named
+                .map(|(pool, name)| DeviceId { pool: pool.clone(), name: name.clone() })
+                .collect());
+        }
+        // The first pool will do.
+        let time = self.options.slices_timeout;
+        let slices = self
+            .slices_until(&plugin.name, time, |slices| is_complete(slices) && !devices(slices).is_empty());
+        let devices = devices(&slices.await.unwrap_or_default());
+        ensure!(
+            !devices.is_empty(),
+            "the driver publishes no ResourceSlice with a device: name one of its devices (--device POOL/DEVICE)"
+        );
+        Ok(devices)
+    }
+
+    /// A new claim for a device of a driver, as the scheduler leaves it.
+    pub(crate) fn claim(&mut self, plugin: &Plugin, device: &DeviceId) -> ClaimRef {
+        self.claims += 1;
+        let name = format!("claim-{}", self.claims);
+        let pod = format!("pod-{}", self.claims);
+        let pod_uid = self.api.add_pod(Pod::new(NAMESPACE, &pod, NODE));
+        let mut claim = Allocated::new(NAMESPACE, &name)
+            .node(NODE)
+            .device(REQUEST, &plugin.name, &device.pool, &device.name)
+            .reserved_for(&pod, &pod_uid);
+        if let Some(parameters) = &self.options.parameters {
+            claim = claim.config("FromClaim", &[REQUEST], &plugin.name, parameters.clone());
+        }
+        let uid = self.api.allocate_claim(claim);
+        self.log.add(format!("claim {name} ({uid}): {}/{}", device.pool, device.name));
+        ClaimRef::new(NAMESPACE, &name, &uid)
+    }
+
+    /// Deletes the object of a claim.
+    pub(crate) fn delete_claim(&self, claim: &ClaimRef) {
+        self.api.deallocate_claim(&claim.namespace, &claim.name);
+        self.api.delete("resourceclaims", &claim.namespace, &claim.name);
+    }
+
+    /// The containerEdits of each CDI device by its qualified name.
+    pub(crate) fn cdi_devices(&self) -> Result<BTreeMap<String, Value>> {
+        let mut devices = BTreeMap::new();
+        for entry in std::fs::read_dir(self.cdi())?.flatten() {
+            let path = entry.path();
+            let suffix = path.extension().and_then(|suffix| suffix.to_str()).unwrap_or_default();
+            if !matches!(suffix, "json" | "yaml") {
+                continue;
+            }
+            let text = match std::fs::read_to_string(&path) {
+                // It was removed just now.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+                text => text?,
+            };
+            let spec: Value =
+                serde_saphyr::from_str(&text).map_err(|error| anyhow!("{}: {error}", path.display()))?;
+            let kind =
+                spec["kind"].as_str().with_context(|| format!("{} has no kind", path.display()))?.to_owned();
+            for device in spec["devices"].as_array().into_iter().flatten() {
+                let mut edits = device["containerEdits"].clone();
+                edits["ofAll"] = spec["containerEdits"].clone();
+                devices.insert(format!("{kind}={}", device["name"].as_str().unwrap_or_default()), edits);
+            }
+        }
+        Ok(devices)
+    }
+
+    /// What was exchanged since the last time, and the end of the driver's output.
+    pub(crate) fn messages(&self) -> Vec<String> {
+        let mut lines = self.log.take();
+        let requests = self.api.requests();
+        let from = requests.len().saturating_sub(REQUESTS_SHOWN);
+        let seen = requests[from..].iter();
+        lines.extend(seen.map(|seen| format!("API server: {} {} -> {}", seen.verb, seen.path, seen.code)));
+        let output = self.output.text();
+        lines.extend(output.lines().map(|line| format!("driver: {line}")));
+        lines
+    }
+}
+
+pub(crate) async fn get_info(client: &mut RegistrationClient<Channel>) -> Result<PluginInfo> {
+    let info = tokio::time::timeout(GET_INFO, client.get_info(InfoRequest {})).await;
+    Ok(info.context("GetInfo is not answered within 1 s")?.context("GetInfo")?.into_inner())
+}
+
+/// Removes what is in a directory.
+pub(crate) fn empty(directory: &Path) -> Result<()> {
+    std::fs::remove_dir_all(directory).with_context(|| format!("empty {}", directory.display()))?;
+    std::fs::create_dir_all(directory).with_context(|| format!("make {}", directory.display()))
+}
+
+/// Whether each pool has as many slices of its newest generation as it says, and there is one.
+pub(crate) fn is_complete(slices: &[Value]) -> bool {
+    let mut pools: BTreeMap<&str, Vec<&Value>> = BTreeMap::new();
+    for slice in slices {
+        let pool = &slice["spec"]["pool"];
+        pools.entry(pool["name"].as_str().unwrap_or_default()).or_default().push(pool);
+    }
+    let complete = |pools: &Vec<&Value>| {
+        let newest = pools.iter().filter_map(|pool| pool["generation"].as_i64()).max();
+        let of_newest: Vec<_> = pools.iter().filter(|pool| pool["generation"].as_i64() == newest).collect();
+        of_newest.iter().all(|pool| pool["resourceSliceCount"].as_u64() == Some(of_newest.len() as u64))
+    };
+    !slices.is_empty() && pools.values().all(complete)
+}
+
+/// The devices of slices without a taint of their own, those that consume no counters first.
+pub(crate) fn devices(slices: &[Value]) -> Vec<DeviceId> {
+    let mut found = Vec::new();
+    for slice in slices {
+        let pool = slice["spec"]["pool"]["name"].as_str().unwrap_or_default();
+        for device in slice["spec"]["devices"].as_array().into_iter().flatten() {
+            let shares = device["consumesCounters"].as_array().is_some_and(|counters| !counters.is_empty());
+            let is_tainted = device["taints"].as_array().is_some_and(|taints| !taints.is_empty());
+            let name = device["name"].as_str().unwrap_or_default().to_owned();
+            if !is_tainted {
+                found.push((shares, DeviceId { pool: pool.to_owned(), name }));
+            }
+        }
+    }
+    found.sort();
+    found.into_iter().map(|(_, device)| device).collect()
+}
+
+/// The sockets in a directory and below it.
+fn sockets(directory: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    paths.sort();
+    for path in paths {
+        let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        let Ok(kind) = std::fs::symlink_metadata(&path).map(|found| found.file_type()) else { continue };
+        if kind.is_socket() && !is_hidden {
+            found.push(path);
+        } else if kind.is_dir() && !is_hidden {
+            found.extend(sockets(&path));
+        }
+    }
+    found
+}
+
+/// The names in braces of a word.
+pub(crate) fn placeholders(word: &str) -> impl Iterator<Item = &str> {
+    let in_braces = word.split('{').skip(1).filter_map(|part| part.split_once('}'));
+    let is_name = |byte: u8| byte.is_ascii_lowercase() || byte == b'-';
+    in_braces.map(|(name, _)| name).filter(move |name| !name.is_empty() && name.bytes().all(is_name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_braces_are_placeholders_and_json_is_none() {
+        let found = |word| placeholders(word).collect::<Vec<_>>();
+        assert_eq!(found("--a={state}/b/{device-plugins}"), ["state", "device-plugins"]);
+        assert_eq!(found(r#"{"a": {"b": 1}} {} {A} {open"#), Vec::<&str>::new());
+    }
+
+    #[test]
+    fn a_pool_is_complete_with_all_slices_of_its_newest_generation() {
+        let slice = |pool: &str, generation: i64, count: u64| json!({ "spec": { "pool": { "name": pool, "generation": generation, "resourceSliceCount": count } } });
+        for (slices, expected) in [
+            (vec![], false),
+            (vec![slice("a", 1, 1)], true),
+            (vec![slice("a", 1, 2)], false),
+            (vec![slice("a", 1, 2), slice("a", 1, 2), slice("b", 3, 1)], true),
+            (vec![slice("a", 1, 1), slice("a", 2, 1)], true),
+            (vec![slice("a", 2, 1), slice("a", 2, 1)], false),
+        ] {
+            assert_eq!(is_complete(&slices), expected, "{slices:?}");
+        }
+    }
+
+    #[test]
+    fn devices_without_taints_are_taken_and_those_that_share_come_last() {
+        let devices = json!([
+            { "name": "part", "consumesCounters": [{ "counterSet": "gpu", "counters": {} }] },
+            { "name": "sick", "taints": [{ "key": "x", "effect": "NoSchedule" }] },
+            { "name": "whole" },
+        ]);
+        let slice = json!({ "spec": { "pool": { "name": "p" }, "devices": devices } });
+        let found = super::devices(&[slice]);
+        assert_eq!(found.iter().map(|device| device.name.as_str()).collect::<Vec<_>>(), ["whole", "part"]);
+    }
+}

@@ -1,0 +1,251 @@
+//! The driver's process: started, ended, and all that it began with it.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal};
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::process::{Child, Command};
+
+/// Of a driver's output the end is kept.
+const OUTPUT_BYTES: usize = 16 << 10;
+/// What is read at once.
+const READ_BYTES: usize = 8 << 10;
+
+/// Groups of the processes that are to live.
+static LIVE: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+
+fn live() -> std::sync::MutexGuard<'static, BTreeSet<i32>> {
+    LIVE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A process in a group of its own. It is killed when it is dropped, with its group and with what left the group.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    pid: Pid,
+}
+
+/// The end of what a process printed.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Output(Arc<Mutex<VecDeque<u8>>>);
+
+impl Output {
+    pub(crate) fn text(&self) -> String {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        String::from_utf8_lossy(kept.make_contiguous()).into_owned()
+    }
+
+    async fn keep(self, mut from: impl AsyncRead + Unpin) {
+        let mut buffer = vec![0; READ_BYTES];
+        while let Ok(read @ 1..) = from.read(&mut buffer).await {
+            let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            kept.extend(&buffer[..read]);
+            let excess = kept.len().saturating_sub(OUTPUT_BYTES);
+            kept.drain(..excess);
+        }
+    }
+}
+
+impl Process {
+    pub(crate) fn start(
+        command: &[String],
+        environment: &[(String, String)],
+        output: &Output,
+    ) -> Result<Self> {
+        // What leaves the process's group becomes a child of this process, which finds it there.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+            .context("become the reaper of a driver")?;
+        let (program, arguments) = command.split_first().context("the command is empty")?;
+        let mut command = Command::new(program);
+        command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        let mut child = command.spawn().with_context(|| format!("start {program}"))?;
+        let pid =
+            child.id().and_then(|pid| Pid::from_raw(pid.cast_signed())).context("the process has no ID")?;
+        live().insert(pid.as_raw_nonzero().get());
+        if let Some(stdout) = child.stdout.take() {
+            tokio::spawn(output.clone().keep(stdout));
+        }
+        if let Some(stderr) = child.stderr.take() {
+            tokio::spawn(output.clone().keep(stderr));
+        }
+        Ok(Self { child, pid })
+    }
+
+    /// How it ended, if it did.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    pub(crate) async fn kill(mut self) {
+        self.end_group();
+        let _ = self.child.wait().await;
+        kill_orphans();
+    }
+
+    /// Kills what is left of the group.
+    fn end_group(&self) {
+        live().remove(&self.pid.as_raw_nonzero().get());
+        // There may be none any more.
+        let _ = rustix::process::kill_process_group(self.pid, Signal::KILL);
+    }
+
+    /// Ends it with SIGTERM.
+    ///
+    /// # Errors
+    ///
+    /// It did not end in time, and was killed.
+    pub(crate) async fn stop(mut self, time: Duration) -> Result<()> {
+        let _ = rustix::process::kill_process(self.pid, Signal::TERM);
+        let ended = tokio::time::timeout(time, self.child.wait()).await;
+        self.end_group();
+        let _ = self.child.wait().await;
+        kill_orphans();
+        match ended {
+            Ok(_) => Ok(()),
+            Err(_) => bail!("the driver did not end within {time:?} of SIGTERM"),
+        }
+    }
+
+    /// Resident memory in bytes and open files, of it and of its group.
+    pub(crate) fn usage(&self) -> Usage {
+        let mut usage = Usage::default();
+        for pid in processes(|stat| stat.group == self.pid) {
+            let read = |file: &str| std::fs::read_to_string(format!("/proc/{}/{file}", pid.as_raw_nonzero()));
+            let resident = read("status").ok().and_then(|text| {
+                let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+                line.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+            });
+            usage.memory += resident.unwrap_or_default() << 10;
+            let files = std::fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero()));
+            usage.files += files.map_or(0, Iterator::count);
+        }
+        usage
+    }
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Usage {
+    pub(crate) memory: u64,
+    pub(crate) files: usize,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.end_group();
+        let _ = self.child.start_kill();
+        kill_orphans();
+    }
+}
+
+/// How a process ended, in words.
+pub(crate) fn end(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("it ended with exit code {code}"),
+        (_, Some(signal)) => format!("it was ended by signal {signal}"),
+        _ => "it ended".to_owned(),
+    }
+}
+
+/// Kills the processes that drivers left behind: children of this process in a session or a group that is not its own.
+fn kill_orphans() {
+    let own = rustix::process::getpid();
+    let group = rustix::process::getpgrp();
+    let is_left = |stat: &Stat| {
+        stat.parent == own && stat.group != group && !live().contains(&stat.group.as_raw_nonzero().get())
+    };
+    // One that is killed leaves its own children to this process.
+    for _ in 0..8 {
+        let left = processes(is_left);
+        if left.is_empty() {
+            return;
+        }
+        for pid in left {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
+        }
+    }
+}
+
+struct Stat {
+    parent: Pid,
+    group: Pid,
+}
+
+fn processes(is_meant: impl Fn(&Stat) -> bool) -> Vec<Pid> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pid = |entry: std::fs::DirEntry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?);
+    entries.filter_map(pid).filter(|pid| stat(*pid).is_some_and(|stat| is_meant(&stat))).collect()
+}
+
+/// proc(5): `PID (NAME) STATE PARENT GROUP …`; a name may have spaces and parentheses.
+fn stat(pid: Pid) -> Option<Stat> {
+    let text = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
+    let mut fields = text.rsplit_once(") ")?.1.split(' ').skip(1);
+    let mut field = || Pid::from_raw(fields.next()?.parse().ok()?);
+    Some(Stat { parent: field()?, group: field()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The processes of a test are orphans to another.
+    static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
+    fn shell(script: &str) -> (Process, Output) {
+        let output = Output::default();
+        let command = ["sh", "-c", script].map(str::to_owned);
+        (Process::start(&command, &[], &output).unwrap(), output)
+    }
+
+    fn alive(pid: i32) -> bool {
+        stat(Pid::from_raw(pid).unwrap()).is_some()
+    }
+
+    async fn pid_in(output: &Output) -> i32 {
+        loop {
+            if let Some(pid) = output.text().split_once('\n').and_then(|(line, _)| line.parse().ok()) {
+                return pid;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_driver_began_ends_with_it_also_in_another_session() {
+        let _alone = ALONE.lock().await;
+        let (process, output) = shell("setsid sh -c 'echo $$; exec sleep 600' & sleep 600");
+        let pid = pid_in(&output).await;
+        assert!(alive(pid) && process.usage().memory > 0);
+        process.kill().await;
+        assert!(!alive(pid));
+    }
+
+    #[tokio::test]
+    async fn a_driver_that_ignores_sigterm_is_killed_and_that_is_an_error() {
+        let _alone = ALONE.lock().await;
+        let (process, output) = shell("trap '' TERM; echo $$; while true; do sleep 600; done");
+        let pid = pid_in(&output).await;
+        let error = process.stop(Duration::from_millis(50)).await.unwrap_err();
+        assert!(error.to_string().contains("did not end within 50ms of SIGTERM"));
+        assert!(!alive(pid));
+    }
+
+    #[tokio::test]
+    async fn of_megabytes_of_output_the_end_is_kept() {
+        let _alone = ALONE.lock().await;
+        let (mut process, output) = shell("head -c 4000000 /dev/zero | tr '\\0' x; echo end");
+        while process.ended().is_none() || !output.text().ends_with("end\n") {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(output.text().len(), OUTPUT_BYTES);
+        let status = process.ended().unwrap();
+        assert_eq!(end(status), "it ended with exit code 0");
+    }
+}
