@@ -76,7 +76,7 @@ impl Facts {
             facts.names_instance = program.names("instance");
         }
         if let Err(error) = facts.look(place).await {
-            facts.failure = Some((format!("{error:#}"), place.log.take()));
+            facts.failure = Some((format!("{error:#}"), place.messages()));
         }
         facts
     }
@@ -91,6 +91,9 @@ impl Facts {
         if let Some((_, info)) = found {
             self.is_dra = true;
             self.slices = place.slices(&info.name).await;
+            if self.slices.is_empty() {
+                self.slices = place.slices_now(&info.name);
+            }
             self.services = info.supported_versions;
             let named = place.options.devices.len();
             self.devices = if named > 0 { named } else { devices(&self.slices).len() };
@@ -107,6 +110,9 @@ impl Facts {
 
     /// Why a case is not about this driver.
     pub(crate) fn missing(&self, case: &Case) -> Option<Outcome> {
+        if self.failure.is_some() && case.id != "wire.registers" {
+            return Some(Outcome::NotDeclared("not run: nothing registered".to_owned()));
+        }
         let conditions = case.condition.iter().flat_map(|condition| condition.split('+'));
         let missing = conditions.filter_map(|condition| self.lacks(condition)).next()?;
         Some(Outcome::NotDeclared(missing.to_owned()))
@@ -118,7 +124,6 @@ impl Facts {
             devices.flatten().any(is_meant)
         };
         let has = |field: &str| any(&|device| device[field].as_array().is_some_and(|list| !list.is_empty()));
-        // What has not registered says nothing of itself.
         let (holds, why) = match condition {
             "dra" => (self.is_dra, "it is no DRA driver"),
             "cdi" => (self.is_dra && self.names_cdi, "its command does not name {cdi}"),

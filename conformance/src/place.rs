@@ -75,11 +75,11 @@ pub(crate) struct Place {
 
 impl Place {
     pub(crate) async fn new(options: &Options) -> Result<Self> {
-        // Paths of sockets are short.
         let dir =
             tempfile::Builder::new().prefix("ndc-").tempdir().context("make a directory for a driver")?;
         let kubelet = match &options.target {
-            Target::Program(_) => dir.path().join("var/lib/kubelet"),
+            // About as long as /var/lib/kubelet: names of sockets have the room that they have on a node.
+            Target::Program(_) => dir.path().join("k"),
             Target::Running(running) => running.kubelet.clone(),
         };
         let api = ApiServer::start().await;
@@ -209,7 +209,8 @@ impl Place {
     }
 
     pub(crate) async fn restart(&mut self) -> Result<Plugin> {
-        self.stop().await?;
+        // One that does not end in time is killed: another case is about that.
+        let _ = self.stop().await;
         self.begin().await
     }
 
@@ -298,7 +299,9 @@ impl Place {
 
     /// A moment until the next look. Fails when the time is over, or the driver has ended.
     async fn wait(&mut self, end: Instant, why: &anyhow::Error) -> Result<()> {
-        if let Some(ended) = self.process.as_mut().and_then(Process::ended) {
+        if let Some(process) = &mut self.process
+            && let Some(ended) = process.ended().await
+        {
             bail!("the driver ended before it registered: {}", process::end(ended));
         }
         let left = end.saturating_duration_since(Instant::now());

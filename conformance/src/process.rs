@@ -13,6 +13,8 @@ use tokio::process::{Child, Command};
 
 /// Of a driver's output the end is kept.
 const OUTPUT_BYTES: usize = 16 << 10;
+/// Until what a process printed is read after its end.
+const DRAIN: Duration = Duration::from_millis(500);
 /// What is read at once.
 const READ_BYTES: usize = 8 << 10;
 
@@ -28,6 +30,7 @@ fn live() -> std::sync::MutexGuard<'static, BTreeSet<i32>> {
 pub(crate) struct Process {
     child: Child,
     pid: Pid,
+    readers: Vec<tokio::task::JoinHandle<()>>,
 }
 
 /// The end of what a process printed.
@@ -68,18 +71,17 @@ impl Process {
         let pid =
             child.id().and_then(|pid| Pid::from_raw(pid.cast_signed())).context("the process has no ID")?;
         live().insert(pid.as_raw_nonzero().get());
-        if let Some(stdout) = child.stdout.take() {
-            tokio::spawn(output.clone().keep(stdout));
-        }
-        if let Some(stderr) = child.stderr.take() {
-            tokio::spawn(output.clone().keep(stderr));
-        }
-        Ok(Self { child, pid })
+        let stdout = child.stdout.take().map(|stdout| tokio::spawn(output.clone().keep(stdout)));
+        let stderr = child.stderr.take().map(|stderr| tokio::spawn(output.clone().keep(stderr)));
+        Ok(Self { child, pid, readers: stdout.into_iter().chain(stderr).collect() })
     }
 
-    /// How it ended, if it did.
-    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
-        self.child.try_wait().ok().flatten()
+    /// How it ended, if it did. Then all that it printed is read.
+    pub(crate) async fn ended(&mut self) -> Option<ExitStatus> {
+        let status = self.child.try_wait().ok().flatten()?;
+        // What it has left behind may hold its output open.
+        let _ = tokio::time::timeout(DRAIN, futures::future::join_all(self.readers.drain(..))).await;
+        Some(status)
     }
 
     pub(crate) async fn kill(mut self) {
@@ -241,11 +243,11 @@ mod tests {
     async fn of_megabytes_of_output_the_end_is_kept() {
         let _alone = ALONE.lock().await;
         let (mut process, output) = shell("head -c 4000000 /dev/zero | tr '\\0' x; echo end");
-        while process.ended().is_none() || !output.text().ends_with("end\n") {
+        while process.ended().await.is_none() || !output.text().ends_with("end\n") {
             tokio::task::yield_now().await;
         }
         assert_eq!(output.text().len(), OUTPUT_BYTES);
-        let status = process.ended().unwrap();
+        let status = process.ended().await.unwrap();
         assert_eq!(end(status), "it ended with exit code 0");
     }
 }

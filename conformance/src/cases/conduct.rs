@@ -103,7 +103,7 @@ async fn without_api(place: &mut Place, fault: Fault) -> Result<Outcome> {
 }
 
 async fn api_errors(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    without_api(place, Fault::Status(503)).await
+    without_api(place, Fault::Status(500)).await
 }
 
 async fn slow_api(place: &mut Place, _: &Facts) -> Result<Outcome> {

@@ -153,27 +153,16 @@ async fn counters(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn taints(place: &mut Place, facts: &Facts) -> Result<Outcome> {
+async fn taints(place: &mut Place, _: &Facts) -> Result<Outcome> {
     let plugin = place.begin().await?;
-    let of = |slices: Vec<Value>| {
-        let devices = slices
-            .into_iter()
-            .flat_map(|slice| slice["spec"]["devices"].as_array().cloned().unwrap_or_default());
-        devices.map(|device| (device["name"].to_string(), device["taints"].clone())).collect::<Vec<_>>()
-    };
-    let before = of(place.slices(&plugin.name).await);
-    for (device, taints) in &before {
-        for taint in taints.as_array().into_iter().flatten() {
-            let is_known = matches!(taint["effect"].as_str(), Some("None" | "NoSchedule" | "NoExecute"));
-            let has_key = taint["key"].as_str().is_some_and(|key| !key.is_empty());
-            ensure!(is_known && has_key, "device {device} has the taint {taint}");
+    for slice in place.slices(&plugin.name).await {
+        for device in slice["spec"]["devices"].as_array().into_iter().flatten() {
+            for taint in device["taints"].as_array().into_iter().flatten() {
+                let is_known = matches!(taint["effect"].as_str(), Some("None" | "NoSchedule" | "NoExecute"));
+                let has_key = taint["key"].as_str().is_some_and(|key| !key.is_empty());
+                ensure!(is_known && has_key, "device {} has the taint {taint}", device["name"]);
+            }
         }
-    }
-    if facts.is_program {
-        place.restart().await?;
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        let after = of(place.slices_now(&plugin.name));
-        ensure!(before == after, "the taints were {before:?}, and are after a restart {after:?}");
     }
     Ok(Outcome::Passed)
 }
@@ -187,7 +176,8 @@ async fn rolling_update(place: &mut Place, _: &Facts) -> Result<Outcome> {
     ensure!(second.name == first.name, "the second instance has the name {:?}", second.name);
     let claim = place.claim(&first, &devices[0]);
     first.client.prepare(&claim).await.context("by the first instance, beside the second")?;
-    old.stop(STOP).await.context("the first instance")?;
+    // One that does not end in time is killed: another case is about that.
+    let _ = old.stop(STOP).await;
     second.client.unprepare(&claim).await.context("by the second instance")?;
     // Its registration is still there.
     place.register(&second.socket).await.context("the second instance, after the end of the first")?;

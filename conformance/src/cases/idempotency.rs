@@ -6,10 +6,11 @@ use nodedock_stand_ins::kubelet::ClaimRef;
 use super::{Facts, level};
 use crate::place::{NAMESPACE, Place, Plugin};
 use crate::report::Outcome;
-use crate::wire::Device;
+use crate::wire::{Device, Version, failed};
 
 level! {
     "idempotency.prepare-twice" => prepare_twice,
+    "idempotency.v1beta1" => v1beta1,
     "idempotency.prepare-twice-files" => prepare_twice_files,
     "idempotency.unprepare-unknown" => unprepare_unknown,
     "idempotency.unprepare-twice" => unprepare_twice,
@@ -45,6 +46,31 @@ fn in_files(place: &Place, answer: &[Device]) -> Result<Vec<String>> {
 async fn prepare_twice(place: &mut Place, _: &Facts) -> Result<Outcome> {
     let (plugin, claim, first) = prepared(place).await?;
     same(&first, &plugin.client.prepare(&claim).await?, "the second time")?;
+    Ok(Outcome::Passed)
+}
+
+async fn v1beta1(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let plugin = place.begin().await?;
+    let devices = place.devices(&plugin).await?;
+    let claim = place.claim(&plugin, &devices[0]);
+    let claims = std::slice::from_ref(&claim);
+    let newer =
+        plugin.client.prepare_by(Version::V1, claims).await.map_err(|status| failed("prepare", &status))?;
+    let older = plugin
+        .client
+        .prepare_by(Version::V1beta1, claims)
+        .await
+        .map_err(|status| failed("prepare by v1beta1", &status))?;
+    let (mut newer, older) = (newer.of(&claim)?, older.of(&claim)?);
+    // v1beta1 has no share IDs.
+    newer.iter_mut().for_each(|device| device.share_id = None);
+    ensure!(newer == older, "v1 answers {newer:?}, v1beta1 {older:?}");
+    plugin
+        .client
+        .unprepare_by(Version::V1beta1, claims)
+        .await
+        .map_err(|status| failed("unprepare by v1beta1", &status))?
+        .of(&claim)?;
     Ok(Outcome::Passed)
 }
 

@@ -29,7 +29,6 @@ level! {
     "wire.batch" => batch,
     "wire.batch-strangers" => batch_strangers,
     "wire.batch-independent" => batch_independent,
-    "wire.v1beta1" => v1beta1,
 }
 
 /// A driver's name in the API.
@@ -262,31 +261,6 @@ async fn batch_independent(place: &mut Place, _: &Facts) -> Result<Outcome> {
     for claim in others {
         answer.of(claim).context("beside a claim that does not exist")?;
     }
-    Ok(Outcome::Passed)
-}
-
-async fn v1beta1(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
-    let devices = place.devices(&plugin).await?;
-    let claim = place.claim(&plugin, &devices[0]);
-    let claims = std::slice::from_ref(&claim);
-    let newer =
-        plugin.client.prepare_by(Version::V1, claims).await.map_err(|status| failed("prepare", &status))?;
-    let older = plugin
-        .client
-        .prepare_by(Version::V1beta1, claims)
-        .await
-        .map_err(|status| failed("prepare by v1beta1", &status))?;
-    let (mut newer, older) = (newer.of(&claim)?, older.of(&claim)?);
-    // v1beta1 has no share IDs.
-    newer.iter_mut().for_each(|device| device.share_id = None);
-    ensure!(newer == older, "v1 answers {newer:?}, v1beta1 {older:?}");
-    plugin
-        .client
-        .unprepare_by(Version::V1beta1, claims)
-        .await
-        .map_err(|status| failed("unprepare by v1beta1", &status))?
-        .of(&claim)?;
     Ok(Outcome::Passed)
 }
 

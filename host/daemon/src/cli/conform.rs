@@ -173,8 +173,7 @@ fn daemon_with(file: &Path, args: &ConformArgs) -> Result<Program> {
     let files = files.into_iter().map(read).collect::<Result<_>>()?;
     let program = std::env::current_exe().context("find this program")?;
     let mut command = vec![program.to_str().context("this program's path is not UTF-8")?.to_owned()];
-    let arguments =
-        "run --root {root} --kubernetes=true --kubeconfig {kubeconfig} --node-name {node} --boot-id {boot}";
+    let arguments = "run --root {root} --kubernetes=true --kubelet-root {kubelet} --kubeconfig {kubeconfig} --node-name {node} --boot-id {boot}";
     command.extend(arguments.split(' ').map(str::to_owned));
     if let Some(snapshot) = &args.hardware {
         let snapshot =

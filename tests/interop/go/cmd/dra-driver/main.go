@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 )
 
@@ -45,6 +46,7 @@ func run() error {
 	serverCA := flag.String("server-ca", "", "file with the certificate of that server")
 	cdiDir := flag.String("cdi-dir", "", "directory to write a CDI spec for each claim to (default: none is written)")
 	checkpoint := flag.String("checkpoint", "", "file to store the prepared claims in, durably (default: none is written)")
+	devices := flag.Int("devices", 0, "number of devices, device-0 and so on, to publish in a ResourceSlice (default: none is published)")
 	klogFlags := flag.NewFlagSet("klog", flag.ContinueOnError)
 	klog.InitFlags(klogFlags)
 	verbosity := flag.Int("v", 2, "verbosity of the log on standard error")
@@ -99,6 +101,11 @@ func run() error {
 	if err != nil {
 		return err
 	}
+	if *devices > 0 {
+		if err := helper.PublishResources(ctx, inventory(*node, *devices)); err != nil {
+			return err
+		}
+	}
 	record.write(event{Event: "started"})
 	<-ctx.Done()
 	helper.Stop()
@@ -107,6 +114,16 @@ func run() error {
 		return cause
 	}
 	return nil
+}
+
+// inventory is one pool with devices that have no attributes.
+func inventory(pool string, count int) resourceslice.DriverResources {
+	var devices []resourceapi.Device
+	for i := range count {
+		devices = append(devices, resourceapi.Device{Name: fmt.Sprintf("device-%d", i)})
+	}
+	slices := []resourceslice.Slice{{Devices: devices}}
+	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{pool: {Slices: slices}}}
 }
 
 func pattern(text string) (*regexp.Regexp, error) {
