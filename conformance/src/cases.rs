@@ -58,6 +58,7 @@ pub(crate) struct Facts {
     is_device_plugin: bool,
     prefers: bool,
     is_program: bool,
+    health_may_be_silent: bool,
     names_cdi: bool,
     names_state: bool,
     names_instance: bool,
@@ -71,6 +72,7 @@ impl Facts {
         let mut facts = Self::default();
         if let Target::Program(program) = &place.options.target {
             facts.is_program = true;
+            facts.health_may_be_silent = program.health_may_be_silent;
             facts.names_cdi = program.names("cdi") || program.names("root");
             facts.names_state = program.names("state");
             facts.names_instance = program.names("instance");

@@ -1,5 +1,6 @@
 //! What a kubelet's device manager is to a device plugin: `kubelet.sock`, and calls of the plugin.
 
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -42,7 +43,14 @@ impl Registrations {
             // Its listener is closed then.
             let _ = serving.await;
         }
-        crate::place::empty(&self.directory)?;
+        // The directory stays: plugins watch it.
+        for entry in
+            std::fs::read_dir(&self.directory).context("read the directory of device plugins")?.flatten()
+        {
+            if entry.file_type().is_ok_and(|kind| kind.is_socket()) {
+                std::fs::remove_file(entry.path()).context("remove a plugin's socket")?;
+            }
+        }
         self.seen().clear();
         let path = self.directory.join(SOCKET);
         let listener = UnixListener::bind(&path).with_context(|| format!("make {}", path.display()))?;

@@ -47,6 +47,8 @@ pub struct Program {
     /// The program and its arguments; at least one.
     pub command: Vec<String>,
     pub environment: Vec<(String, String)>,
+    /// It offers the health service whether or not it has something to say, as the daemon does for every driver.
+    pub health_may_be_silent: bool,
     /// Files to be there before it starts: the path below the root, and the content.
     pub files: Vec<(PathBuf, Vec<u8>)>,
 }

@@ -37,6 +37,8 @@ const GET_INFO: Duration = Duration::from_secs(1);
 const NOTIFY: Duration = Duration::from_secs(5);
 /// Of the requests to the API server, the last are shown.
 const REQUESTS_SHOWN: usize = 40;
+/// Of the driver's output, the last lines are shown.
+const LINES_SHOWN: usize = 100;
 /// Until a driver has ended after SIGTERM.
 pub(crate) const STOP: Duration = Duration::from_secs(10);
 
@@ -474,7 +476,9 @@ impl Place {
         let seen = requests[from..].iter();
         lines.extend(seen.map(|seen| format!("API server: {} {} -> {}", seen.verb, seen.path, seen.code)));
         let output = self.output.text();
-        lines.extend(output.lines().map(|line| format!("driver: {line}")));
+        let output: Vec<&str> = output.lines().collect();
+        let from = output.len().saturating_sub(LINES_SHOWN);
+        lines.extend(output[from..].iter().map(|line| format!("driver: {line}")));
         lines
     }
 }
@@ -486,8 +490,15 @@ pub(crate) async fn get_info(client: &mut RegistrationClient<Channel>) -> Result
 
 /// Removes what is in a directory.
 pub(crate) fn empty(directory: &Path) -> Result<()> {
-    std::fs::remove_dir_all(directory).with_context(|| format!("empty {}", directory.display()))?;
-    std::fs::create_dir_all(directory).with_context(|| format!("make {}", directory.display()))
+    for entry in std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))? {
+        let path = entry?.path();
+        let removed = match path.is_dir() && !path.is_symlink() {
+            true => std::fs::remove_dir_all(&path),
+            false => std::fs::remove_file(&path),
+        };
+        removed.with_context(|| format!("remove {}", path.display()))?;
+    }
+    Ok(())
 }
 
 /// Whether each pool has as many slices of its newest generation as it says, and there is one.

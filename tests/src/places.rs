@@ -10,6 +10,14 @@ pub fn nodedock() -> PathBuf {
     program
 }
 
+/// Another program of this package.
+pub fn beside(name: &str) -> PathBuf {
+    let program = target().join(name);
+    let path = program.display();
+    assert!(program.is_file(), "there is no program {path}: build it with `cargo build --workspace --bins`");
+    program
+}
+
 /// The directory of built drivers: `NODEDOCK_DRIVERS_DIR`, else `target/drivers`.
 pub fn drivers() -> PathBuf {
     let beside = || target().parent().unwrap_or(Path::new(".")).join("drivers");

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use tonic::Code;
 
 use super::{Facts, level};
-use crate::place::{Place, REQUEST, get_info};
+use crate::place::{DeviceId, Place, REQUEST, get_info};
 use crate::report::Outcome;
 use crate::wire::{Version, failed};
 use nodedock_stand_ins::kubelet::ClaimRef;
@@ -254,12 +254,14 @@ async fn batch_strangers(place: &mut Place, _: &Facts) -> Result<Outcome> {
 
 async fn batch_independent(place: &mut Place, _: &Facts) -> Result<Outcome> {
     let (plugin, claims) = several(place).await?;
-    let (gone, others) = claims.split_first().context("a claim")?;
-    place.delete_claim(gone);
-    let answer = plugin.client.prepare_by(Version::V1, &claims).await;
-    let answer = answer.map_err(|status| failed("prepare with a claim that does not exist", &status))?;
-    for claim in others {
-        answer.of(claim).context("beside a claim that does not exist")?;
+    let pool = place.devices(&plugin).await?.swap_remove(0).pool;
+    let unknown = place.claim(&plugin, &DeviceId { pool, name: "no-such-device".to_owned() });
+    let call: Vec<ClaimRef> = std::iter::once(unknown).chain(claims.iter().cloned()).collect();
+    let answer = plugin.client.prepare_by(Version::V1, &call).await;
+    let answer =
+        answer.map_err(|status| failed("prepare with a claim for a device that does not exist", &status))?;
+    for claim in &claims {
+        answer.of(claim).context("beside a claim for a device that does not exist")?;
     }
     Ok(Outcome::Passed)
 }

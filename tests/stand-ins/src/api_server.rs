@@ -2,7 +2,7 @@
 //!
 //! It holds objects as JSON and answers as Kubernetes 1.36 does: its tests compare it with recorded exchanges, and the test
 //! `kubernetes stand_in` with a real server. What a node's
-//! driver does not meet is not there: other resources and kinds of patches, label selectors, dry runs, protobuf, tables, admission
+//! driver does not meet is not there: other resources and kinds of patches, label selectors, dry runs, protobuf but of slices, tables, admission
 //! webhooks, quotas. Nothing controls its objects but requests and the methods here: no scheduler, no garbage collector.
 //!
 //! What it does not do as a real one: server-side apply is for a claim's status alone, always forced, and knows the entries that a
@@ -21,6 +21,7 @@ mod convert;
 mod fault;
 mod objects;
 mod patch;
+mod protobuf;
 mod reads;
 mod resources;
 mod route;

@@ -183,7 +183,7 @@ fn daemon_with(file: &Path, args: &ConformArgs) -> Result<Program> {
             snapshot.to_str().context("the snapshot's path is not UTF-8")?.to_owned(),
         ]);
     }
-    Ok(Program { command, files, ..Program::default() })
+    Ok(Program { command, files, health_may_be_silent: true, ..Program::default() })
 }
 
 /// A line for a case, and what was exchanged if it failed.

@@ -222,6 +222,9 @@ impl Driver {
                 }
             })
             .collect();
+        if prepared.iter().any(|one| !(one.device.starts_with("dev-") || one.device.starts_with("part-"))) {
+            bail!("the driver does not have the device");
+        }
         if prepared.is_empty() {
             return Err(anyhow!("the claim has no device of this driver"));
         }

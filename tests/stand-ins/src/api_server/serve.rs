@@ -21,6 +21,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::convert::from_storage;
 use super::fault::Fault;
+use super::protobuf;
 use super::reads::{self, metadata_only};
 use super::resources;
 use super::route::{self, Route};
@@ -167,9 +168,14 @@ where
         query,
         user_agent: header(&head.headers, USER_AGENT),
         content_type: header(&head.headers, CONTENT_TYPE),
-        body: body.as_ref().and_then(|body| serde_json::from_slice(body).ok()),
+        body: None,
         code: 0,
     };
+    let is_protobuf = seen.content_type.starts_with(protobuf::CONTENT_TYPE);
+    seen.body = body.as_ref().and_then(|body| match is_protobuf {
+        true => protobuf::to_json(body),
+        false => serde_json::from_slice(body).ok(),
+    });
     if seen.verb == "create" {
         // By its name an object that is made is known among others, where it has one.
         let name = seen.body.as_ref().and_then(|body| body["metadata"]["name"].as_str());
@@ -304,7 +310,8 @@ fn act(state: &mut State, route: &Route, asked: &Asked, body: &[u8]) -> Result<(
 fn write<'a>(route: &'a Route, asked: &'a Asked, body: &[u8]) -> Result<Write<'a>, Refusal> {
     let kind = asked.seen.content_type.as_str();
     let deletes = route.verb.starts_with("delete");
-    if !(kind.starts_with(JSON) || route.verb == "patch" || deletes) {
+    let is_read = kind.starts_with(protobuf::CONTENT_TYPE) && asked.seen.body.is_some();
+    if !(kind.starts_with(JSON) || is_read || route.verb == "patch" || deletes) {
         return Err(status::unsupported_type(kind));
     }
     let parsed = match &asked.seen.body {

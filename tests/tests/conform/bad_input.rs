@@ -1,0 +1,93 @@
+//! Drivers and arguments that are no good: each ends soon, with a sentence, and leaves no process.
+
+use std::path::Path;
+
+use super::{conform, text};
+
+/// A process that has the word among its arguments; this one has it not.
+fn is_running(word: &str) -> bool {
+    let entries = std::fs::read_dir("/proc").expect("proc").flatten();
+    let command = |entry: std::fs::DirEntry| std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+    entries.map(command).any(|command| {
+        let words: Vec<&[u8]> = command.split(|byte| *byte == 0).collect();
+        words.contains(&word.as_bytes())
+    })
+}
+
+/// The output of a run with a driver that is a script, and its exit code. What the script starts has `word` as an argument.
+async fn script(script: &str, word: &str) -> String {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("driver.sh");
+    std::fs::write(&file, script).expect("it is written");
+    let command = format!("sh {} {word}", text(&file));
+    let output = conform(&["--exec", &command, "--start-timeout", "2", "--call-timeout", "2"]).await;
+    assert_eq!(output.status.code(), Some(1));
+    assert!(!is_running(word), "{script} is still running");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+#[tokio::test]
+async fn a_driver_that_does_not_come_up_is_told_of_with_its_last_words() {
+    for (word, text, expected) in [
+        ("exits-at-once-1", "echo no device here >&2; exit 3\n", "it ended with exit code 3"),
+        (
+            "prints-much-2",
+            "yes | head -c 9000000; echo no device here; exit 3\n",
+            "it ended with exit code 3",
+        ),
+        (
+            "waits-3",
+            "echo no device here; sleep 600 & wait\n",
+            "did not register within 2s: there is no socket",
+        ),
+        (
+            "leaves-4",
+            "echo no device here; setsid sh -c 'exec sleep 601' leaves-4 & sleep 602 & exit 3\n",
+            "it ended with exit code 3",
+        ),
+        ("dies-5", "echo no device here; kill -9 $$\n", "it was ended by signal 9"),
+    ] {
+        let shown = script(text, word).await;
+        assert!(shown.contains(expected) && shown.contains("| driver: no device here"), "{word}: {shown}");
+        assert!(shown.contains("0 passed, 1 failed, "), "{word}: {shown}");
+        assert!(shown.len() < 100_000, "{word} shows {} bytes", shown.len());
+    }
+    assert!(!is_running("601") && !is_running("602"));
+}
+
+#[tokio::test]
+async fn arguments_that_mean_nothing_are_refused_with_what_they_are() {
+    let missing = Path::new("/nonexistent/driver.wasm");
+    for (args, code, expected) in [
+        (vec!["--exec", "driver {stat}"], 2, "{stat} stands for nothing"),
+        (vec!["--exec", "driver 'a"], 2, "a quote that is not closed"),
+        (vec!["--exec", ""], 2, "the command is empty"),
+        (vec!["--exec", "true", "--only", "wire.nothing"], 1, "wire.nothing is neither a case nor a level"),
+        (vec!["--exec", "/nonexistent/driver"], 1, "start /nonexistent/driver"),
+        (vec!["--exec", "true", "--device", "gpu-0"], 2, "it is no POOL/DEVICE"),
+        (vec!["--exec", "true", "--parameters", "[]"], 2, "parameters are an object"),
+        (vec!["--exec", "true", "--socket-dir", "/tmp"], 2, "cannot be used with"),
+        (vec![text(missing)], 1, "read /nonexistent/driver.wasm"),
+        (vec!["--socket-dir", "/nonexistent"], 1, "find /nonexistent"),
+        (vec![], 2, "required"),
+    ] {
+        let output = conform(&args).await;
+        let shown = [output.stdout, output.stderr].concat();
+        let shown = String::from_utf8(shown).expect("text");
+        assert!(
+            output.status.code() == Some(code) && shown.contains(expected),
+            "{args:?}: {:?} {shown}",
+            output.status
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_list_is_yaml_with_every_case() {
+    let output = conform(&["--list"]).await;
+    assert_eq!(output.status.code(), Some(0));
+    let list: serde_json::Value =
+        serde_saphyr::from_str(&String::from_utf8(output.stdout).expect("text")).expect("YAML");
+    let cases = list.as_array().expect("a list");
+    assert!(cases.len() > 60 && cases.iter().all(|case| case["source"].is_string()));
+}

@@ -1,0 +1,78 @@
+//! Drivers that pass: our examples, and one on the official Go library.
+
+use std::path::Path;
+
+use nodedock_tests::go::Module;
+use nodedock_tests::machine::skip;
+use nodedock_tests::places::{beside, drivers, examples};
+
+use super::{all_pass, of, outcomes, text};
+
+#[tokio::test]
+async fn the_native_null_driver_passes() {
+    let program = beside("native-null");
+    let command = format!("{} --registry-dir {{registry}} --plugins-dir {{plugins}}", text(&program));
+    let (outcomes, report) = outcomes(&["--exec", &command, "--device", "null/null-0"]).await;
+    all_pass("native-null", &outcomes, &report);
+    for level in ["wire", "idempotency", "crash", "conduct"] {
+        assert!(of(&outcomes, "passed").iter().any(|id| id.starts_with(level)), "{level}: {outcomes:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_native_device_plugin_passes() {
+    let program = beside("native-device-plugin");
+    let command = format!("{} --device-plugins-dir {{device-plugins}} --prefer last", text(&program));
+    let (outcomes, report) = outcomes(&["--exec", &command]).await;
+    all_pass("native-device-plugin", &outcomes, &report);
+    let passed = of(&outcomes, "passed");
+    assert_eq!(passed.iter().filter(|id| id.starts_with("device-plugin.")).count(), 9, "{outcomes:?}");
+}
+
+#[tokio::test]
+async fn a_driver_on_the_official_go_library_passes() {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("interop/go");
+    let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop-conform");
+    let module = Module { sources, output, fetch_seconds: 300, build_seconds: 900, linker_flags: "" };
+    let program = match module.program("dra-driver") {
+        Ok(program) => program,
+        Err(why) => return skip("the conformance of a driver in Go", &why),
+    };
+    let command = format!(
+        "{} --driver-name go.example.com --registry-dir {{registry}} --data-dir {{plugins}} --cdi-dir {{cdi}} --server {{api}} \
+         --checkpoint {{state}}/checkpoint.json --node-name {{node}} --devices 4 --rolling-update-uid {{instance}}",
+        text(&program)
+    );
+    let (outcomes, report) = outcomes(&["--exec", &command]).await;
+    all_pass("the driver in Go", &outcomes, &report);
+    for level in ["wire", "idempotency", "crash", "slices", "features", "conduct"] {
+        assert!(of(&outcomes, "passed").iter().any(|id| id.starts_with(level)), "{level}: {outcomes:?}");
+    }
+}
+
+/// The driver as the daemon offers it, on a recorded machine if it needs one.
+async fn wasm(name: &str, more: &[&str]) {
+    let file = drivers().join(format!("{name}.wasm"));
+    let example = examples().join(name);
+    let [grant, config] = ["grant", "config"].map(|kind| example.join(format!("{name}.{kind}.yaml")));
+    let args = [text(&file), "--grant", text(&grant), "--config", text(&config)];
+    // What the host alone answers for is checked with one of them.
+    let (outcomes, report) = outcomes(&[&args, more].concat()).await;
+    all_pass(name, &outcomes, &report);
+    for level in ["wire", "idempotency", "crash", "slices"] {
+        assert!(
+            of(&outcomes, "passed").iter().any(|id| id.starts_with(level)),
+            "{name}, {level}: {outcomes:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn the_simulated_gpus_pass() {
+    wasm("mock-gpu", &[]).await;
+}
+
+#[tokio::test]
+async fn the_driver_of_device_nodes_passes() {
+    wasm("device-nodes", &["--only", "wire,idempotency,crash,slices,features"]).await;
+}
