@@ -4,10 +4,10 @@ use std::io::{self, BufRead, BufReader, Read};
 
 use bzip2::bufread::MultiBzDecoder;
 use flate2::bufread::MultiGzDecoder;
-use tar::{Archive, EntryType};
+use tar::{Archive, EntryType, PaxExtensions};
 
 use crate::collect::Collector;
-use crate::limit::ARCHIVE_BYTES_MAX;
+use crate::limit::{ARCHIVE_BYTES_MAX, EXTENDED_HEADER_BYTES_MAX, PATH_BYTES_MAX, TRAILING_BYTES_MAX};
 use crate::path::{TOPS, segments};
 use crate::{Entry, NodeKind, Refusal, Snapshot, SnapshotError};
 
@@ -16,7 +16,13 @@ const BZIP2_MAGIC: [u8; 3] = *b"BZh";
 
 /// Loads the archive. `file` is its name in errors.
 pub(crate) fn load(file: &str, archive: impl Read) -> Result<Snapshot, SnapshotError> {
-    let mut loading = Loading { file, entry: String::new(), top: None, collector: Collector::default() };
+    let mut loading = Loading {
+        file,
+        entry: String::new(),
+        top: None,
+        extended: Extended::default(),
+        collector: Collector::default(),
+    };
     let archive = decompress(archive).map_err(|source| loading.read_error(source, false))?;
     let mut archive = Archive::new(Bounded { inner: archive, left: ARCHIVE_BYTES_MAX, is_at_end: false });
     let outcome = loading.take_all(&mut archive);
@@ -26,9 +32,10 @@ pub(crate) fn load(file: &str, archive: impl Read) -> Result<Snapshot, SnapshotE
     if rest.is_at_end {
         return Err(loading.truncated());
     }
-    // The checksum of a compressed archive comes last.
+    // The checksum of a compressed archive comes last, after the padding of the last record.
+    rest.left = rest.left.min(TRAILING_BYTES_MAX);
     io::copy(&mut rest, &mut io::sink()).map_err(|source| loading.read_error(source, false))?;
-    loading.collector.finish().ok_or_else(|| SnapshotError::NoSysfs { file: file.to_owned() })
+    loading.collector.finish(file)
 }
 
 fn decompress<'a>(archive: impl Read + 'a) -> io::Result<Box<dyn Read + 'a>> {
@@ -66,21 +73,49 @@ struct Loading<'a> {
     entry: String,
     /// The directory around the snapshot: empty if there is none, unknown before the first entry.
     top: Option<String>,
+    extended: Extended,
     collector: Collector,
 }
 
+/// The headers before an entry that hold what its own header has no room for.
+#[derive(Default)]
+struct Extended {
+    path: Option<Vec<u8>>,
+    link: Option<Vec<u8>>,
+    size: Option<Vec<u8>>,
+}
+
 impl Loading<'_> {
+    /// The tar crate would read extended headers of any size into memory, so they are read here.
     fn take_all(&mut self, archive: &mut Archive<impl Read>) -> Result<(), Failure> {
-        for entry in archive.entries()? {
+        for entry in archive.entries()?.raw(true) {
             let mut entry = entry?;
-            let path = entry.path_bytes().into_owned();
-            self.entry = String::from_utf8_lossy(&path).into_owned();
-            let Some(segments) = self.below_top(&path)? else { continue };
-            let content = self.content(&mut entry)?;
-            let segments: Vec<_> = segments.iter().map(String::as_str).collect();
-            self.collector.add(&segments, content)?;
+            match entry.header().entry_type() {
+                EntryType::XGlobalHeader => drop(extended(&mut entry)?),
+                EntryType::GNULongName => self.extended.path = Some(without_nul(extended(&mut entry)?)),
+                EntryType::GNULongLink => self.extended.link = Some(without_nul(extended(&mut entry)?)),
+                EntryType::XHeader => self.extended.take(&extended(&mut entry)?)?,
+                _ => self.take(&mut entry)?,
+            }
         }
+        let Extended { path: None, link: None, size: None } = self.extended else {
+            return Err(truncated().into());
+        };
         Ok(())
+    }
+
+    fn take(&mut self, entry: &mut tar::Entry<'_, impl Read>) -> Result<(), Failure> {
+        let extended = std::mem::take(&mut self.extended);
+        let path = extended.path.unwrap_or_else(|| entry.path_bytes().into_owned());
+        self.entry = String::from_utf8_lossy(&path[..path.len().min(PATH_BYTES_MAX)]).into_owned();
+        let size = entry.size();
+        if extended.size.is_some_and(|recorded| recorded != size.to_string().as_bytes()) {
+            return Err(Refusal::SizeMismatch.into());
+        }
+        let Some(segments) = self.below_top(&path)? else { return Ok(()) };
+        let content = self.content(entry, extended.link)?;
+        let segments: Vec<_> = segments.iter().map(String::as_str).collect();
+        Ok(self.collector.add(&segments, content)?)
     }
 
     /// Returns the segments below the snapshot's root; `None` for the root itself.
@@ -98,13 +133,17 @@ impl Loading<'_> {
         Ok((!below.is_empty()).then(|| below.iter().map(|segment| (*segment).to_owned()).collect()))
     }
 
-    fn content(&mut self, entry: &mut tar::Entry<'_, impl Read>) -> Result<Entry, Failure> {
+    fn content(
+        &mut self,
+        entry: &mut tar::Entry<'_, impl Read>,
+        link: Option<Vec<u8>>,
+    ) -> Result<Entry, Failure> {
         let kind = entry.header().entry_type();
         match kind {
             EntryType::Directory => Ok(Entry::Directory),
             EntryType::Regular | EntryType::Continuous => self.file(entry),
-            EntryType::Symlink => Ok(Entry::Link(link_name(entry)?)),
-            EntryType::Link => self.hard_link(&link_name(entry)?),
+            EntryType::Symlink => Ok(Entry::Link(link_name(entry, link)?)),
+            EntryType::Link => self.hard_link(&link_name(entry, link)?),
             EntryType::Char => node(entry, NodeKind::Character),
             EntryType::Block => node(entry, NodeKind::Block),
             EntryType::Fifo => Err(Refusal::FileType { kind: "a fifo" }.into()),
@@ -114,11 +153,8 @@ impl Loading<'_> {
     }
 
     fn file(&self, entry: &mut tar::Entry<'_, impl Read>) -> Result<Entry, Failure> {
-        let size = entry.size();
-        self.collector.admit_file(size)?;
-        let mut content = Vec::new();
-        entry.read_to_end(&mut content)?;
-        if content.len() as u64 == size { Ok(Entry::File(content)) } else { Err(truncated().into()) }
+        self.collector.admit_file(entry.size())?;
+        whole(entry).map(Entry::File)
     }
 
     /// Copies the file that a hard link names. Sizes are checked as for any file.
@@ -160,9 +196,48 @@ impl Loading<'_> {
     }
 }
 
-fn link_name(entry: &tar::Entry<'_, impl Read>) -> Result<String, Refusal> {
-    let name = entry.link_name_bytes().ok_or(Refusal::BadPath)?;
-    String::from_utf8(name.into_owned()).map_err(|_| Refusal::BadPath)
+impl Extended {
+    fn take(&mut self, header: &[u8]) -> Result<(), Failure> {
+        for record in PaxExtensions::new(header) {
+            let record = record?;
+            let value = || Some(record.value_bytes().to_vec());
+            match record.key_bytes() {
+                b"path" => self.path = value(),
+                b"linkpath" => self.link = value(),
+                b"size" => self.size = value(),
+                key if key.starts_with(b"GNU.sparse.") => {
+                    return Err(Refusal::FileType { kind: "a sparse file" }.into());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn extended(entry: &mut tar::Entry<'_, impl Read>) -> Result<Vec<u8>, Failure> {
+    if entry.size() > EXTENDED_HEADER_BYTES_MAX {
+        return Err(Refusal::LargeHeader.into());
+    }
+    whole(entry)
+}
+
+fn whole(entry: &mut tar::Entry<'_, impl Read>) -> Result<Vec<u8>, Failure> {
+    let mut content = Vec::new();
+    entry.read_to_end(&mut content)?;
+    if content.len() as u64 == entry.size() { Ok(content) } else { Err(truncated().into()) }
+}
+
+fn without_nul(mut name: Vec<u8>) -> Vec<u8> {
+    if name.last() == Some(&0) {
+        name.pop();
+    }
+    name
+}
+
+fn link_name(entry: &tar::Entry<'_, impl Read>, extended: Option<Vec<u8>>) -> Result<String, Refusal> {
+    let name = extended.or_else(|| entry.link_name_bytes().map(|name| name.into_owned()));
+    String::from_utf8(name.ok_or(Refusal::BadPath)?).map_err(|_| Refusal::BadPath)
 }
 
 fn node(entry: &tar::Entry<'_, impl Read>, kind: NodeKind) -> Result<Entry, Failure> {

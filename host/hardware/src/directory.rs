@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::collect::Collector;
-use crate::limit::FILE_BYTES_MAX;
+use crate::limit::{ENTRIES_MAX, FILE_BYTES_MAX};
 use crate::path::segments;
 use crate::{Entry, NodeKind, Refusal, Snapshot, SnapshotError};
 
@@ -22,8 +22,12 @@ pub(crate) fn load(directory: &Path) -> Result<Snapshot, SnapshotError> {
     let mut pending = vec![PathBuf::new()];
     while let Some(path) = pending.pop() {
         pending.extend(loading.take(&path)?);
+        // Before they become entries, so that the names of a huge directory do not fill the memory.
+        if loading.collector.len() + pending.len() > ENTRIES_MAX {
+            return Err(loading.refused(&path, Refusal::ManyEntries));
+        }
     }
-    loading.collector.finish().ok_or_else(no_sysfs)
+    loading.collector.finish(&file)
 }
 
 fn root(directory: &Path) -> io::Result<Option<PathBuf>> {
@@ -92,7 +96,7 @@ impl Loading<'_> {
 }
 
 fn names(here: &Path, path: &Path) -> io::Result<Vec<PathBuf>> {
-    fs::read_dir(here)?.map(|entry| Ok(path.join(entry?.file_name()))).collect()
+    fs::read_dir(here)?.take(ENTRIES_MAX + 1).map(|entry| Ok(path.join(entry?.file_name()))).collect()
 }
 
 /// Reads one byte more than allowed at most, because a file may grow; its size is checked again when it is added.
@@ -103,7 +107,7 @@ fn read(path: &Path) -> io::Result<Vec<u8>> {
 }
 
 /// Splits a `dev_t` as makedev(3) of Linux joins it.
-fn device_number(number: u64) -> (u32, u32) {
+pub(crate) fn device_number(number: u64) -> (u32, u32) {
     let major = ((number >> 8) & 0xfff) | ((number >> 32) & 0xffff_f000);
     let minor = (number & 0xff) | ((number >> 12) & 0xffff_ff00);
     (u32::try_from(major).unwrap_or(u32::MAX), u32::try_from(minor).unwrap_or(u32::MAX))

@@ -5,7 +5,8 @@ use std::io;
 use thiserror::Error;
 
 use crate::limit::{
-    ARCHIVE_BYTES_MAX, DEPTH_MAX, ENTRIES_MAX, FILE_BYTES_MAX, PATH_BYTES_MAX, TOTAL_BYTES_MAX,
+    ARCHIVE_BYTES_MAX, DEPTH_MAX, ENTRIES_MAX, EXTENDED_HEADER_BYTES_MAX, FILE_BYTES_MAX, LINKS_MAX,
+    PATH_BYTES_MAX, TOTAL_BYTES_MAX, TRAILING_BYTES_MAX,
 };
 
 /// Why a snapshot could not be read or written. `file` is the archive or the directory.
@@ -98,6 +99,9 @@ pub enum Refusal {
         /// Target as recorded.
         target: String,
     },
+    /// The link leads to itself through other links, or through too many of them.
+    #[error("the link leads to itself, or through more than {LINKS_MAX} other links")]
+    LinkLoop,
     /// A hard link to something other than an earlier file of the archive.
     #[error("the hard link's target {target:?} is not an earlier file of the archive")]
     BadHardLink {
@@ -116,11 +120,19 @@ pub enum Refusal {
         /// Its size.
         bytes: u64,
     },
+    /// The file's size in an extended header differs from that in its header.
+    #[error("the entry has two different sizes, in its header and in the extended header before it")]
+    SizeMismatch,
+    /// An extended header is too large.
+    #[error("the extended header after this entry has more than {EXTENDED_HEADER_BYTES_MAX} bytes")]
+    LargeHeader,
     /// All files together are too large.
-    #[error("the files up to this one have more than {TOTAL_BYTES_MAX} bytes")]
+    #[error("the files and links up to this one have more than {TOTAL_BYTES_MAX} bytes")]
     ManyBytes,
     /// The archive is too large after decompression.
-    #[error("the archive has more than {ARCHIVE_BYTES_MAX} bytes after decompression")]
+    #[error(
+        "the archive has more than {ARCHIVE_BYTES_MAX} bytes after decompression, or {TRAILING_BYTES_MAX} after its end marker"
+    )]
     LargeArchive,
     /// There are too many entries.
     #[error("the snapshot has more than {ENTRIES_MAX} entries")]

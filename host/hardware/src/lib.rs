@@ -2,7 +2,7 @@
 //!
 //! The crate reads a snapshot from a tar file (plain, gzip or bzip2) or from a directory, in the layout of the test suites of hwloc and ghw:
 //! `sys/` and `proc/`, optionally `dev/`, `etc/`, `usr/` and `opt/`, with or without one directory around them. It writes a snapshot below a
-//! directory. It never reads the machine that it runs on, and never follows a link of a snapshot.
+//! directory or as a tar file. [`Recorder`] makes a snapshot of a machine, without what identifies it. No link is ever followed.
 //!
 //! A snapshot is input from outside: every count and size has a bound, and an archive beyond one is refused with the name of the entry.
 //!
@@ -26,8 +26,12 @@ mod archive;
 mod collect;
 mod directory;
 mod error;
+pub mod identifiers;
 pub mod limit;
+mod links;
 mod path;
+mod record;
+mod redact;
 #[cfg(test)]
 mod tests;
 mod write;
@@ -35,10 +39,12 @@ mod write;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read, Write};
 use std::path::Path;
 
 pub use error::{Refusal, SnapshotError};
+pub use record::{Recorder, Recording, Skipped, Summary};
+pub use redact::Redacted;
 
 /// Type of a device node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,8 +62,8 @@ pub enum Entry {
     File(Vec<u8>),
     /// Directory.
     Directory,
-    /// Symbolic link with its target, as recorded. Relative to the link's directory, or absolute on the recorded machine. Without the
-    /// resolution of other links, it does not leave the snapshot.
+    /// Symbolic link with its target, as recorded. Relative to the link's directory, or absolute on the recorded machine. It does not
+    /// leave the snapshot, also not through other links, and may lead to no entry.
     Link(String),
     /// Device node below `/dev`.
     Node {
@@ -128,14 +134,44 @@ impl Snapshot {
     }
 
     /// Writes directories, files and links below a directory, which is created if it is missing. Device nodes are left out: they need
-    /// privileges. A link with an absolute target becomes a relative one, so that it leads into this directory. A link can still lead out
-    /// of it through another link: a program that runs on the directory resolves links within it, as openat2(2) does with
-    /// `RESOLVE_IN_ROOT`.
+    /// privileges. A link with an absolute target becomes a relative one, so that it leads into this directory. A program that creates
+    /// what a link leads to can still make it lead out of the directory: a program that runs on the directory resolves links within it,
+    /// as openat2(2) does with `RESOLVE_IN_ROOT`.
     ///
     /// # Errors
     ///
     /// [`SnapshotError::Write`], with the path; also if a file or link exists there already. What is written before it remains.
     pub fn write_to(&self, directory: &Path) -> Result<(), SnapshotError> {
         write::write(self, directory)
+    }
+
+    /// Writes the snapshot as a tar file that [`from_archive`](Self::from_archive) reads, below a directory `machine`. The same snapshot
+    /// gives the same bytes.
+    ///
+    /// ```
+    /// # use nodedock_hardware::Snapshot;
+    /// # let mut archive = tar::Builder::new(Vec::new());
+    /// # let mut header = tar::Header::new_gnu();
+    /// # header.set_size(2);
+    /// # archive.append_data(&mut header, "sys/class/leds/a/brightness", &b"1\n"[..])?;
+    /// # let archive = archive.into_inner()?;
+    /// let snapshot = Snapshot::from_archive("machine.tar", archive.as_slice())?;
+    /// let mut copy = Vec::new();
+    /// snapshot.write_archive(&mut copy)?;
+    /// assert_eq!(Snapshot::from_archive("copy.tar", copy.as_slice())?, snapshot);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of `out`.
+    pub fn write_archive(&self, out: impl Write) -> io::Result<()> {
+        write::archive(self, out)
+    }
+
+    /// Returns the snapshot with placeholders for what identifies the machine, as [`identifiers`] lists it, and for `known` texts, such
+    /// as the machine's name.
+    pub fn redacted(self, known: &[String]) -> (Self, Redacted) {
+        redact::redact(self, known)
     }
 }

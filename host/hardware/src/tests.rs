@@ -1,12 +1,12 @@
 use std::fs;
-use std::io::Write;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use bzip2::write::BzEncoder;
 use flate2::write::GzEncoder;
 use tar::{Builder, EntryType, Header};
 
-use crate::limit::FILE_BYTES_MAX;
+use crate::limit::{ENTRIES_MAX, EXTENDED_HEADER_BYTES_MAX, FILE_BYTES_MAX};
 use crate::{Entry, NodeKind, Refusal, Snapshot, SnapshotError};
 
 /// An entry with a path that the tar crate itself would refuse to write.
@@ -236,6 +236,165 @@ fn a_large_file_is_refused_before_it_is_read() {
     assert!(
         error.to_string().starts_with("snapshot m.tar, entry \"m/sys/large\": the file has 16777217 bytes")
     );
+}
+
+#[test]
+fn a_header_without_its_content_is_truncated() {
+    let mut header = Header::new_gnu();
+    header.set_path("m/sys/large").unwrap();
+    header.set_size(FILE_BYTES_MAX);
+    header.set_cksum();
+    let error = Snapshot::from_archive("m.tar", header.as_bytes().as_slice()).unwrap_err();
+    assert!(error.to_string().contains("truncated after entry \"m/sys/large\""), "{error}");
+}
+
+/// Reads a header, and then a content without end.
+fn endless(path: &str, kind: EntryType, bytes: u64) -> impl Read {
+    let mut header = Header::new_gnu();
+    header.set_path(path).unwrap();
+    header.set_entry_type(kind);
+    header.set_size(bytes);
+    header.set_cksum();
+    io::Cursor::new(header.as_bytes().to_vec()).chain(io::repeat(0))
+}
+
+#[test]
+fn an_archive_without_end_is_refused_with_the_entry() {
+    let refused = |archive: &mut dyn Read| Snapshot::from_archive("m.tar", archive).unwrap_err().to_string();
+    let error = refused(&mut endless("m/sys/a", EntryType::Regular, 1 << 30));
+    assert!(error.contains("entry \"m/sys/a\": the file has 1073741824 bytes, more than"), "{error}");
+    let error = refused(&mut endless("m/sys/a/", EntryType::Directory, 1 << 40));
+    assert!(error.contains("entry \"m/sys/a/\": the archive has more than"), "{error}");
+    // The end marker, and zeros after it.
+    let error = refused(&mut endless("m/sys/a", EntryType::Regular, 0));
+    assert!(error.contains("after its end marker"), "{error}");
+}
+
+#[test]
+fn a_small_file_that_expands_to_a_gigabyte_is_refused() {
+    let mut gzip = GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    io::copy(&mut endless("m/sys/a", EntryType::Regular, 1 << 30).take(4 << 20), &mut gzip).unwrap();
+    let error = Snapshot::from_archive("m.tar.gz", gzip.finish().unwrap().as_slice()).unwrap_err();
+    assert!(error.to_string().contains("entry \"m/sys/a\": the file has 1073741824 bytes"), "{error}");
+}
+
+#[test]
+fn entries_without_end_are_refused() {
+    struct Entries(usize);
+    impl Read for Entries {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let mut header = Header::new_gnu();
+            header.set_path(format!("sys/{}", self.0)).unwrap();
+            header.set_entry_type(EntryType::Directory);
+            header.set_size(0);
+            header.set_cksum();
+            self.0 += 1;
+            header.as_bytes().as_slice().read(buffer)
+        }
+    }
+    // The archive is read in whole blocks.
+    let archive = io::BufReader::with_capacity(512, Entries(0));
+    let error = Snapshot::from_archive("m.tar", archive).unwrap_err();
+    let last = format!("entry \"sys/{}\": the snapshot has more than {ENTRIES_MAX} entries", ENTRIES_MAX - 1);
+    assert!(error.to_string().contains(&last), "{error}");
+}
+
+#[test]
+fn names_in_extended_headers_are_read_and_have_a_bound() {
+    let (long, target) = (format!("m/sys/{}", "n".repeat(200)), "t".repeat(200));
+    let pax = |records: &[(&str, &str)]| {
+        let mut builder = Builder::new(Vec::new());
+        builder.append_pax_extensions(records.iter().map(|(key, value)| (*key, value.as_bytes()))).unwrap();
+        Tar(builder)
+    };
+    let gnu = Tar(Builder::new(Vec::new()))
+        .entry("././@LongLink", EntryType::GNULongName, "", &format!("{long}\0"))
+        .entry("././@LongLink", EntryType::GNULongLink, "", &format!("{target}\0"))
+        .link("m/sys/short", "short");
+    for archive in
+        [gnu, pax(&[("mtime", "1"), ("path", &long), ("linkpath", &target)]).link("m/sys/short", "short")]
+    {
+        let snapshot = archive.load().unwrap();
+        assert_eq!(snapshot.get(&long[1..]), Some(&Entry::Link(target.clone())));
+        assert_eq!(snapshot.len(), 2);
+    }
+    let large = "n".repeat(EXTENDED_HEADER_BYTES_MAX as usize + 1);
+    for kind in [EntryType::GNULongName, EntryType::GNULongLink, EntryType::XHeader, EntryType::XGlobalHeader]
+    {
+        let archive = Tar::new().entry("././@LongLink", kind, "", &large);
+        assert_eq!(archive.refusal(), ("m/sys/class/a".to_owned(), Refusal::LargeHeader), "{kind:?}");
+    }
+    let path =
+        Tar::new().entry("././@LongLink", EntryType::GNULongName, "", &large[..5000]).file("m/sys/b", "");
+    let (entry, refusal) = path.refusal();
+    assert_eq!((entry.len(), refusal), (4096, Refusal::LongPath));
+    let unfinished =
+        Tar::new().entry("././@LongLink", EntryType::GNULongName, "", "m/sys/b").load().unwrap_err();
+    assert!(matches!(unfinished, SnapshotError::Truncated { .. }), "{unfinished:?}");
+    let sparse = pax(&[("GNU.sparse.major", "1")]).file("sys/a", "").load().unwrap_err();
+    assert!(sparse.to_string().contains("this is a sparse file"), "{sparse}");
+}
+
+#[test]
+fn a_file_has_one_size() {
+    let sized = |size: &str| {
+        let mut builder = Builder::new(Vec::new());
+        builder.append_pax_extensions([("size", size.as_bytes())]).unwrap();
+        Tar(builder).file("m/sys/a", "12345")
+    };
+    assert_eq!(sized("5").load().unwrap().get("/sys/a").cloned(), file("12345"));
+    for size in ["0", "6", "99999999999999999999", "x"] {
+        assert_eq!(sized(size).refusal(), ("m/sys/a".to_owned(), Refusal::SizeMismatch), "{size}");
+    }
+}
+
+#[test]
+fn links_to_themselves_and_out_through_others_are_refused() {
+    let circle = Tar::new().link("m/sys/b", "class/c").link("m/sys/class/c", "../b");
+    assert_eq!(circle.refusal(), ("sys/b".to_owned(), Refusal::LinkLoop));
+    let out = Tar::new().link("m/sys/b", "/").link("m/sys/class/c", "../b/..");
+    assert_eq!(out.refusal(), ("sys/class/c".to_owned(), Refusal::LinkLeaves { target: "../b/..".into() }));
+}
+
+#[test]
+fn a_snapshot_is_written_as_an_archive_and_read_back() {
+    let deep = format!("m/sys/{}", "directory/".repeat(20));
+    let machine = machine().link("m/sys/dot", "./class/").load().unwrap();
+    let mut entries = machine.entries;
+    entries.insert(deep[1..deep.len() - 1].to_owned(), Entry::Link("target/".repeat(30)));
+    for depth in 1..20 {
+        entries.insert(format!("/sys{}", "/directory".repeat(depth)), Entry::Directory);
+    }
+    let snapshot = Snapshot { entries };
+    let mut archive = Vec::new();
+    snapshot.write_archive(&mut archive).unwrap();
+    let read = Snapshot::from_archive("m.tar", archive.as_slice()).unwrap();
+    assert!(read == snapshot, "{:?}", read.entries);
+    struct Full;
+    impl Write for Full {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(io::ErrorKind::StorageFull.into())
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    assert_eq!(snapshot.write_archive(Full).unwrap_err().kind(), io::ErrorKind::StorageFull);
+}
+
+#[test]
+fn special_and_huge_files_of_a_directory_are_not_read() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::create_dir(directory.path().join("sys")).unwrap();
+    let (fifo, huge) = (directory.path().join("sys/fifo"), directory.path().join("sys/huge"));
+    let mode = rustix::fs::Mode::RUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    let error = Snapshot::open(directory.path()).unwrap_err().to_string();
+    assert!(error.contains("entry \"sys/fifo\": ") && error.contains("this is a fifo"), "{error}");
+    fs::remove_file(fifo).unwrap();
+    fs::File::create(huge).unwrap().set_len(1 << 30).unwrap();
+    let error = Snapshot::open(directory.path()).unwrap_err().to_string();
+    assert!(error.contains("entry \"sys/huge\": the file has 1073741824 bytes"), "{error}");
 }
 
 #[test]
