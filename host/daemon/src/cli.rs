@@ -8,6 +8,7 @@ mod driver;
 mod explain;
 mod get;
 mod names;
+mod node;
 mod output;
 mod pods;
 mod preflight;
@@ -84,6 +85,9 @@ enum Command {
     /// Print or check a checkpoint file; it is never changed
     #[command(subcommand)]
     Checkpoint(checkpoint::CheckpointCommand),
+    /// Record this machine's hardware
+    #[command(subcommand)]
+    Node(node::NodeCommand),
     /// Publish the devices of many virtual nodes on recorded machines, for tests of a cluster
     Simulate(simulate::SimulateArgs),
     /// Check what the daemon needs of this node, its container runtime and its cluster, without changing anything
@@ -183,6 +187,7 @@ fn execute(location: &Location, command: Command) -> Result<()> {
         Command::Driver(command) => block_on(driver::run(location, command)),
         Command::Conform(args) => block_on(conform::run(args)),
         Command::Checkpoint(command) => checkpoint::run(location, command),
+        Command::Node(command) => node::run(command),
         Command::Simulate(args) => simulate::run(args),
         Command::Preflight(args) => block_on(preflight::run(location, args)),
         Command::Probe(args) => block_on(probe::run(location, args)),

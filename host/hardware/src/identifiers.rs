@@ -23,11 +23,25 @@ pub struct Identifier {
 /// The files whose whole content is replaced: each line by its placeholder, and content that is not text by zeros.
 pub const IDENTIFIERS: &[Identifier] = &[
     Identifier {
-        files: &["**/*serial*", "**/*asset_tag*", "**/unique_id", "**/cid", "**/nfit/id", "**/papr/id"],
-        content: "serial numbers and asset tags of the machine, its boards, disks, DIMMs and USB devices",
+        files: &[
+            "**/*serial",
+            "**/*serial[_-]*",
+            "**/*serialn*",
+            "**/*asset_tag*",
+            "**/unique_id",
+            "**/*hive_id",
+            "**/cid",
+            "**/inquiry",
+            "**/ata_device/*/id",
+            "**/enclosure/*/id",
+            "**/enclosure_identifier",
+            "**/nfit/id",
+            "**/papr/id",
+        ],
+        content: "serial numbers and asset tags of the machine, its boards, disks, DIMMs, GPUs and USB devices",
     },
     Identifier {
-        files: &["**/*uuid*", "**/*_guid", "**/gids/*", "**/VMBUS*/**/device_id"],
+        files: &["**/*uuid*", "**/*_guid", "**/boot_acl", "**/gids/*", "**/VMBUS*/**/device_id"],
         content: "UUIDs of machines, file systems and volumes, GUIDs and addresses of InfiniBand ports",
     },
     Identifier {
@@ -75,7 +89,14 @@ pub const IDENTIFIERS: &[Identifier] = &[
         content: "keys and passwords, as of iSCSI, NVMe and Thunderbolt",
     },
     Identifier {
-        files: &["**/node_desc", "**/ifalias", "**/dm/name", "**/loop/backing_file"],
+        files: &[
+            "**/node_desc",
+            "**/symbolic_name",
+            "**/ifalias",
+            "**/alt_name",
+            "**/dm/name",
+            "**/loop/backing_file",
+        ],
         content: "texts that contain names of hosts, customers, volumes and users",
     },
     Identifier { files: &["**/edid"], content: "serial numbers of monitors" },
@@ -121,9 +142,12 @@ static FILES: LazyLock<GlobSet> = LazyLock::new(|| {
 static HARDWARE_ADDRESS: LazyLock<Regex> =
     LazyLock::new(|| regex(r"(?i-u)\b[0-9a-f]{2}(?::[0-9a-f]{2}){5,19}\b"));
 
-/// A line with a key that names an identifier: `HID_UNIQ=…` of a `uevent` file, `GPU UUID: …` below `/proc/driver`.
+/// A line with a key that names an identifier: `HID_UNIQ=…` of a `uevent` file, `GPU UUID: …` below `/proc/driver`, `unique_id …` of the
+/// properties of AMD's GPUs.
 static KEYED_VALUE: LazyLock<Regex> = LazyLock::new(|| {
-    regex(r"(?im-u)^[^=:\n]*(?:serial|uuid|guid|uniq|wwid|wwn|nqn)[^=:\n]*[=:][ \t]*([^\n]*[^\s])")
+    regex(
+        r"(?im-u)^(?:[^=:\n]*(?:serial|uuid|guid|uniq|wwid|wwn|nqn)[^=:\n]*[=:]|(?:unique|hive)_id )[ \t]*([^\n]*[^\s])",
+    )
 });
 
 fn regex(pattern: &str) -> Regex {
@@ -243,6 +267,7 @@ mod tests {
             "/sys/devices/pci0000:00/0000:00:03.0/vendor",
             "/sys/devices/virtual/dmi/id/product_name",
             "/sys/bus/pci/slots/1/address",
+            "/sys/firmware/devicetree/base/aliases/serial0",
             "/sys/devices/pci0000:00/0000:00:03.0/net/eth0/mtu",
             "/sys/devices/pci0000:00/0000:00:1d.0/nvme/nvme0/model",
         ] {
@@ -261,6 +286,10 @@ mod tests {
         assert_eq!(found(uevent), ["AA:bb:cc:dd:ee:01", "s3cret-1"]);
         let nvidia = "Model: \t\t NVIDIA A100\nGPU UUID:  \t GPU-6f4e1a2b-0000-1111-2222-333344445555\n";
         assert_eq!(found(nvidia), ["6f4e1a2b-0000-1111-2222-333344445555"]);
+        assert_eq!(
+            found("hive_id 0\nunique_id 9223372036854775807\nvendor_id 4098\n"),
+            ["9223372036854775807"]
+        );
         assert_eq!(found("UNIQ=a 3c:fd:fe:a1:b2:c3 b\n"), ["a 3c:fd:fe:a1:b2:c3 b"]);
         assert_eq!(found("00:00:00:00:00:00\nff:ff:ff:ff:ff:ff\n0000:00:02.0\nserial: None\n"), [""; 0]);
     }

@@ -6,7 +6,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use aho_corasick::{AhoCorasick, MatchKind};
+use aho_corasick::{AhoCorasick, Input, MatchKind};
 
 use crate::collect::Collector;
 use crate::identifiers::{
@@ -144,46 +144,100 @@ impl Replacer {
     }
 
     fn file(&self, path: &str, content: &[u8]) -> Vec<u8> {
-        let Some(text) = text(content) else {
+        let mut replaced = Vec::with_capacity(content.len());
+        let mut end = 0;
+        if let Some(text) = text(content) {
+            for range in values(path, text) {
+                let value = &text[range.clone()];
+                self.copy(content, end..range.start, |_| true, &mut replaced);
+                let placeholder = self.placeholders.get(&value.to_ascii_lowercase());
+                replaced.extend_from_slice(placeholder.map_or(value, String::as_str).as_bytes());
+                end = range.end;
+            }
+        } else if is_identifier(path) {
             // What it contains has no shape that a program could expect, but a size.
-            return if is_identifier(path) { vec![0; content.len()] } else { content.to_vec() };
-        };
-        let mut replaced = String::with_capacity(text.len());
-        let mut end = 0;
-        for range in values(path, text) {
-            replaced.push_str(&text[end..range.start]);
-            end = range.end;
-            let value = &text[range];
-            replaced
-                .push_str(self.placeholders.get(&value.to_ascii_lowercase()).map_or(value, String::as_str));
+            return vec![0; content.len()];
         }
-        replaced.push_str(&text[end..]);
-        self.occurrences(&replaced, |_| true).into_bytes()
+        self.copy(content, end..content.len(), |_| true, &mut replaced);
+        replaced
     }
 
+    /// Replaces in a path or a target: in each segment, so that an entry and its directory change alike.
     fn name(&self, name: &str) -> String {
-        self.occurrences(name, |occurrence| occurrence.is_in_names)
+        let segment = |segment: &str| {
+            let mut replaced = Vec::with_capacity(segment.len());
+            let is_in_names = |occurrence: &Occurrence| occurrence.is_in_names;
+            self.copy(segment.as_bytes(), 0..segment.len(), is_in_names, &mut replaced);
+            String::from_utf8(replaced).expect("whole texts are replaced by ASCII")
+        };
+        name.split('/').map(segment).collect::<Vec<_>>().join("/")
     }
 
-    fn occurrences(&self, text: &str, is_wanted: impl Fn(&Occurrence) -> bool) -> String {
-        let mut replaced = String::with_capacity(text.len());
-        let mut end = 0;
-        for found in self.searched.find_iter(text) {
+    /// Copies a part of a content with placeholders. Placeholders that are written already are not searched: one may be like a value.
+    fn copy(
+        &self,
+        content: &[u8],
+        part: Range<usize>,
+        is_wanted: impl Fn(&Occurrence) -> bool,
+        to: &mut Vec<u8>,
+    ) {
+        let mut end = part.start;
+        for found in self.searched.find_iter(Input::new(content).range(part.clone())) {
             let occurrence = &self.occurrences[found.pattern().as_usize()];
-            let is_here = !occurrence.is_word || is_word(text, found.start(), found.end());
+            let is_here = !occurrence.is_word || is_word(content, found.range());
             if is_wanted(occurrence) && is_here {
-                replaced.push_str(&text[end..found.start()]);
-                replaced.push_str(&occurrence.placeholder);
+                to.extend_from_slice(&content[end..found.start()]);
+                to.extend_from_slice(occurrence.placeholder.as_bytes());
                 end = found.end();
             }
         }
-        replaced.push_str(&text[end..]);
-        replaced
+        to.extend_from_slice(&content[end..part.end]);
     }
 }
 
-fn is_word(text: &str, start: usize, end: usize) -> bool {
+fn is_word(content: &[u8], found: Range<usize>) -> bool {
     let continues = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
-    let bytes = text.as_bytes();
-    !continues(start.checked_sub(1).and_then(|before| bytes.get(before))) && !continues(bytes.get(end))
+    let before = found.start.checked_sub(1).and_then(|before| content.get(before));
+    !continues(before) && !continues(content.get(found.end))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot(files: &[(&str, &[u8])]) -> Snapshot {
+        let mut collector = Collector::default();
+        for (path, content) in files {
+            let segments: Vec<_> = path.split('/').skip(1).collect();
+            collector.add(&segments, Entry::File(content.to_vec())).unwrap();
+        }
+        collector.into_snapshot()
+    }
+
+    #[test]
+    fn a_placeholder_that_is_another_value_is_not_replaced_again() {
+        let [a, b] = ["/sys/a/net/a/address", "/sys/a/net/b/address"];
+        let machine = snapshot(&[(a, b"3c:fd:fe:a1:b2:c3\n"), (b, b"02:00:00:00:00:01\n")]);
+        let (redacted, counts) = machine.redacted(&[]);
+        assert_eq!(redacted.get(a), Some(&Entry::File(b"02:00:00:00:00:01\n".to_vec())));
+        assert_eq!(redacted.get(b), Some(&Entry::File(b"02:00:00:00:00:02\n".to_vec())));
+        assert_eq!(counts, Redacted { values: 2, files: 2, dropped: 0 });
+    }
+
+    #[test]
+    fn values_are_replaced_in_content_that_is_no_text() {
+        let machine =
+            snapshot(&[("/sys/a/serial", b"A50285BI"), ("/sys/a/strings", b"\0A50285BI\0xA50285BI")]);
+        let (redacted, _) = machine.redacted(&[]);
+        assert_eq!(redacted.get("/sys/a/strings"), Some(&Entry::File(b"\x0000000001\0xA50285BI".to_vec())));
+    }
+
+    #[test]
+    fn entries_whose_names_become_the_same_are_counted() {
+        let machine =
+            snapshot(&[("/sys/a/serial", b"A50285BI"), ("/sys/b/A50285BI", b"1"), ("/sys/b/00000001", b"2")]);
+        let (redacted, counts) = machine.redacted(&[]);
+        assert_eq!(redacted.get("/sys/b/00000001"), Some(&Entry::File(b"2".to_vec())));
+        assert_eq!(counts.dropped, 1);
+    }
 }

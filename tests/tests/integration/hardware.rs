@@ -1,6 +1,6 @@
 //! The daemon on a recorded machine: a real driver binds PCI functions there, and the host restores them without it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use nodedock_proto::node::v1;
 use nodedock_tests::compose::{claim, pod, request};
@@ -40,16 +40,16 @@ impl Scene {
         let root = Root::new();
         let machine = machine(&root);
         change(&machine);
-        Self::of(root, &machine, "vfio-pci", NAME, CONFIG).await
+        Self::of(root, machine.path(), "vfio-pci", NAME, CONFIG).await
     }
 
     /// A daemon on a machine, with one driver.
-    async fn of(root: Root, machine: &Recorded, file: &str, name: &str, config: &str) -> Self {
+    async fn of(root: Root, machine: &Path, file: &str, name: &str, config: &str) -> Self {
         let sys = root.path().join("run/nodedock/hardware/sys");
         root.drop_in(&format!("{file}.grant.yaml"), side_file(file, "grant"));
         root.drop_in(&format!("{file}.config.yaml"), config);
         root.drop_in(&format!("{file}.wasm"), wasm(file, Form::Core));
-        let options = Options::default().arg("--hardware", machine.path().to_string_lossy());
+        let options = Options::default().arg("--hardware", machine.to_string_lossy());
         let daemon = Daemon::start_on(root, options).await;
         daemon.until_serving(name).await;
         Self { daemon, sys }
@@ -126,6 +126,27 @@ async fn bindings_outlive_a_crash_and_are_restored_when_an_operator_releases_the
 }
 
 #[tokio::test]
+async fn a_daemon_runs_on_what_node_snapshot_recorded() {
+    let root = Root::new();
+    let machine = machine(&root);
+    machine.value(NIC, "serial_number", "A50285BI");
+    let file = root.path().join("machine.tar.gz");
+    let mut record = root.command();
+    record.args(["node", "snapshot", "--machine-root"]).arg(machine.path()).arg(&file);
+    let output = record.output().await.unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("replaced: 1 identifiers in 1 files"), "{text}");
+    assert!(output.stdout.is_empty(), "{output:?}");
+    let scene = Scene::of(root, &file, "vfio-pci", NAME, CONFIG).await;
+    let serial = std::fs::read_to_string(scene.function(NIC).join("serial_number")).unwrap();
+    assert_eq!(serial.trim(), "00000001");
+    scene.daemon.prepared(of_group("one")).await;
+    assert_eq!(scene.drivers(), VFIO);
+    scene.daemon.unprepare(&pod("one")).await;
+    assert_eq!(scene.drivers(), OWN);
+}
+
+#[tokio::test]
 async fn a_snapshot_that_is_none_ends_the_start_with_a_sentence() {
     let root = Root::new();
     let file = root.write("broken.tar", [0x1f, 0x8b, 0, 0]);
@@ -151,7 +172,7 @@ async fn card(vfs: &str) -> Scene {
         .value(PF, "sriov_stride", "1")
         .value(PF, "sriov_vf_device", "101e")
         .value(PF, "sriov_drivers_autoprobe", "1");
-    Scene::of(root, &machine, "sriov", SRIOV, SRIOV_CONFIG).await
+    Scene::of(root, machine.path(), "sriov", SRIOV, SRIOV_CONFIG).await
 }
 
 fn of_vf(name: &str, vf: &str) -> v1::PreparePodRequest {

@@ -5,6 +5,7 @@
 
 mod answers;
 mod bounds;
+mod snapshot;
 mod texts;
 
 #[cfg(test)]
@@ -13,4 +14,5 @@ mod tests;
 pub use answers::answers;
 pub use nodedock_core::checkpoint::fuzz::record;
 pub use nodedock_wasm::testing::fuzz::admission;
+pub use snapshot::snapshot;
 pub use texts::{config, grant, manifest};

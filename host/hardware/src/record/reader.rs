@@ -17,11 +17,11 @@ const READ_DEADLINE: Duration = Duration::from_secs(2);
 /// Reads that may not return before the recording ends: each keeps a thread.
 const STUCK_READS_MAX: usize = 16;
 
-type Read1 = fn(&Path, usize) -> io::Result<Vec<u8>>;
+type ReadFile = fn(&Path, usize) -> io::Result<Vec<u8>>;
 
 /// Reads one file after the other.
 pub(super) struct Reader {
-    read: Read1,
+    read: ReadFile,
     deadline: Duration,
     worker: Option<Worker>,
     stuck: usize,
@@ -61,7 +61,7 @@ impl Reader {
 }
 
 impl Worker {
-    fn start(read: Read1) -> io::Result<Self> {
+    fn start(read: ReadFile) -> io::Result<Self> {
         let (requests, waiting) = channel::<(PathBuf, usize)>();
         let (done, results) = channel();
         thread::Builder::new().name("read".to_owned()).spawn(move || {

@@ -41,7 +41,6 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
             "**/vpd",
             "**/vpd_pg*",
             "**/vbios*",
-            "**/mmio*",
         ],
     ),
     (
@@ -52,6 +51,8 @@ const LEFT_OUT: &[(&str, &[&str])] = &[
         "commands to firmware or to a TPM",
         &["**/firmware/*/data", "**/firmware/*/loading", "**/ppi", "**/pcrs", "**/pcr-*", "**/pubek"],
     ),
+    ("settings of the firmware", &["**/firmware-attributes/*"]),
+    ("images in storage networks", &["/sys/devices/rbd", "/sys/bus/rbd/*"]),
     ("streams", &["**/trace_pipe", "**/tracing"]),
     ("boot arguments and seeds", &["/sys/firmware/devicetree/base/chosen"]),
     (

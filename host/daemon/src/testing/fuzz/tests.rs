@@ -7,13 +7,14 @@ use super::*;
 
 type Function = fn(&[u8]) -> bool;
 
-const TARGETS: [(&str, Function); 6] = [
+const TARGETS: [(&str, Function); 7] = [
     ("admission", admission),
     ("answers", answers),
     ("config", config),
     ("grant", grant),
     ("manifest", manifest),
     ("record", record),
+    ("snapshot", snapshot),
 ];
 
 /// Seeds of a target by their files' names.
