@@ -5,6 +5,21 @@ use serde::de::DeserializeOwned;
 use crate::{Problem, parse_json};
 
 /// The context of a call: what the host passes to every function of a driver.
+///
+/// ```
+/// use nodedock_sdk::Context;
+///
+/// #[derive(serde::Deserialize)]
+/// struct Config {
+///     #[serde(default)]
+///     shared: bool,
+/// }
+///
+/// let ctx = Context { config: r#"{"shared": true}"#.into(), ..Context::default() };
+/// assert!(ctx.config::<Config>()?.shared);
+/// assert_eq!(ctx.fact("kernel"), None);
+/// # Ok::<(), nodedock_sdk::Problem>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Context {
     /// Identifies the operation in all of its log lines.
@@ -52,6 +67,19 @@ impl Context {
 }
 
 /// Reason for a discovery. A driver that always scans everything ignores it.
+///
+/// ```
+/// use nodedock_sdk::Trigger;
+///
+/// fn looks_at(trigger: &Trigger, directory: &str) -> bool {
+///     match trigger {
+///         Trigger::Events(changed) => changed.iter().any(|path| path.starts_with(directory)),
+///         _ => true,
+///     }
+/// }
+/// assert!(looks_at(&Trigger::Load, "devices/virtual/misc"));
+/// assert!(!looks_at(&Trigger::Events(vec!["devices/virtual/net/lo".into()]), "devices/virtual/misc"));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trigger {
     /// The driver was loaded.

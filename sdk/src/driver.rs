@@ -12,6 +12,33 @@ pub type Outcomes<T> = Vec<(String, Result<T, Problem>)>;
 ///
 /// The functions have no `self`: an instance may live for a single call. State that must persist goes into the claim's memo. The
 /// operator's config comes with the [`Context`].
+///
+/// The first page of this crate has a complete driver; this is one without devices to prepare:
+///
+/// ```
+/// use nodedock_sdk::testing::Harness;
+/// use nodedock_sdk::*;
+///
+/// struct Leds;
+///
+/// impl Driver for Leds {
+///     fn describe() -> DriverInfo {
+///         DriverInfo::new("leds.example.com", "0.1.0").sysfs_read(["class/leds"])
+///     }
+///     fn discover(host: &Host, _: &Context, _: &Trigger) -> Result<Inventory, Problem> {
+///         let names = host.sysfs().read_dir("class/leds")?;
+///         Ok(Inventory::new().pool(Pool::new("leds").devices(names.iter().map(|name| Device::new(dns_label(name))))))
+///     }
+///     fn prepare(_: &Host, _: &Context, claim: &Claim) -> Result<Prepared, Problem> {
+///         Prepared::each(claim, |_| Err(Problem::unavailable("maintenance", "LEDs are not given out today")))
+///     }
+/// }
+///
+/// let node = Harness::<Leds>::new();
+/// node.fake().dir("class/leds/input3::capslock");
+/// assert!(node.discover()?.device("leds", "input3-capslock").is_some());
+/// # Ok::<(), Problem>(())
+/// ```
 pub trait Driver {
     /// Returns the driver's identity and the capabilities that it requests. The host calls it without any grant; it must not need one.
     fn describe() -> DriverInfo;
@@ -54,6 +81,33 @@ pub trait Driver {
 }
 
 /// Optional: schemas and checks for configs and parameters. Name it in [`export_driver!`](crate::export_driver).
+///
+/// ```
+/// use nodedock_sdk::*;
+/// # struct Leds;
+/// # impl Driver for Leds {
+/// #     fn describe() -> DriverInfo { DriverInfo::new("leds.example.com", "0.1.0").sysfs_read(["class/leds/*"]) }
+/// #     fn discover(_: &Host, _: &Context, _: &Trigger) -> Result<Inventory, Problem> {
+/// #         Ok(Inventory::new().pool(Pool::new("leds").device(Device::new("a"))))
+/// #     }
+/// #     fn prepare(_: &Host, _: &Context, _: &Claim) -> Result<Prepared, Problem> { Ok(Prepared::new()) }
+/// # }
+///
+/// impl Configuration for Leds {
+///     fn parameters_schema() -> Option<String> {
+///         Some(r#"{"type": "integer", "minimum": 0, "maximum": 255}"#.into())
+///     }
+///     fn validate_parameters(parameters: &str) -> Result<(), Problem> {
+///         let brightness: u8 = parse_json("bad-parameters", "brightness", parameters)?;
+///         match brightness {
+///             1..10 => Err(Problem::invalid("too-dark", "a brightness is 0, or 10 and more")),
+///             _ => Ok(()),
+///         }
+///     }
+/// }
+/// assert_eq!(Leds::validate_parameters("5").unwrap_err().code, "too-dark");
+/// assert_eq!(Leds::validate_config("{}"), Ok(()));
+/// ```
 pub trait Configuration: Driver {
     /// Returns the JSON Schema of the operator's config, at most 256 KiB.
     fn config_schema() -> Option<String> {
@@ -87,6 +141,31 @@ pub trait Configuration: Driver {
 }
 
 /// Optional: the health of devices. The host calls it on a timer and on kernel events. Name it in [`export_driver!`](crate::export_driver).
+///
+/// ```
+/// use nodedock_sdk::testing::Harness;
+/// use nodedock_sdk::*;
+/// # struct Leds;
+/// # impl Driver for Leds {
+/// #     fn describe() -> DriverInfo { DriverInfo::new("leds.example.com", "0.1.0").sysfs_read(["class/leds/*"]) }
+/// #     fn discover(_: &Host, _: &Context, _: &Trigger) -> Result<Inventory, Problem> {
+/// #         Ok(Inventory::new().pool(Pool::new("leds").device(Device::new("a"))))
+/// #     }
+/// #     fn prepare(_: &Host, _: &Context, _: &Claim) -> Result<Prepared, Problem> { Ok(Prepared::new()) }
+/// # }
+///
+/// impl Health for Leds {
+///     fn check(host: &Host, _: &Context) -> Result<Vec<DeviceHealth>, Problem> {
+///         Ok(vec![match host.sysfs().find("class/leds/a")? {
+///             Some(_) => DeviceHealth::healthy("leds", "a"),
+///             None => DeviceHealth::unhealthy("leds", "a", "the LED is gone"),
+///         }])
+///     }
+/// }
+/// let node = Harness::<Leds>::new();
+/// assert_eq!(node.check()?[0].state, HealthState::Unhealthy);
+/// # Ok::<(), Problem>(())
+/// ```
 pub trait Health: Driver {
     /// Returns the health of devices. Devices that are not listed keep their health.
     ///
@@ -97,6 +176,34 @@ pub trait Health: Driver {
 }
 
 /// Optional: what the scheduler should know about devices beyond the inventory. Name it in [`export_driver!`](crate::export_driver).
+///
+/// ```
+/// use nodedock_sdk::testing::Harness;
+/// use nodedock_sdk::*;
+/// # struct Leds;
+/// # impl Driver for Leds {
+/// #     fn describe() -> DriverInfo { DriverInfo::new("leds.example.com", "0.1.0").sysfs_read(["class/leds/*"]) }
+/// #     fn discover(_: &Host, _: &Context, _: &Trigger) -> Result<Inventory, Problem> {
+/// #         Ok(Inventory::new().pool(Pool::new("leds").device(Device::new("a"))))
+/// #     }
+/// #     fn prepare(_: &Host, _: &Context, _: &Claim) -> Result<Prepared, Problem> { Ok(Prepared::new()) }
+/// # }
+///
+/// impl Scheduling for Leds {
+///     fn schedule(_: &Host, _: &Context, inventory: &Inventory) -> Result<Additions, Problem> {
+///         let here = |pool: &Pool, device: &Device| DeviceScheduling {
+///             pool: pool.name.clone(),
+///             device: device.name.clone(),
+///             binds_to_node: true,
+///             ..DeviceScheduling::default()
+///         };
+///         let devices = inventory.pools.iter().flat_map(|pool| pool.devices.iter().map(move |device| here(pool, device)));
+///         Ok(Additions { devices: devices.collect(), ..Additions::default() })
+///     }
+/// }
+/// assert!(Harness::<Leds>::new().schedule()?.devices[0].binds_to_node);
+/// # Ok::<(), Problem>(())
+/// ```
 pub trait Scheduling: Driver {
     /// Returns what to add to an inventory that [`discover`](Driver::discover) has just returned.
     ///

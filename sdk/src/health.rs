@@ -13,6 +13,14 @@ pub enum HealthState {
 }
 
 /// Health of one device, and the reason.
+///
+/// ```
+/// use nodedock_sdk::{DeviceHealth, HealthState};
+///
+/// let health = DeviceHealth::unhealthy("gpus", "gpu-0", "7 uncorrectable memory errors");
+/// assert_eq!(health.state, HealthState::Unhealthy);
+/// assert_eq!(DeviceHealth::healthy("gpus", "gpu-1").message, "");
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceHealth {
     /// Pool of the device.

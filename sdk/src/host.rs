@@ -80,6 +80,14 @@ pub enum Level {
 }
 
 /// Writes lines to the host's log, under the driver's name. The host truncates a line at 4 KiB, and drops lines beyond the driver's rate.
+///
+/// ```
+/// use nodedock_sdk::testing::FakeHost;
+///
+/// let fake = FakeHost::new();
+/// fake.host().log().info("reset the device", &[("device", "gpu-0")]);
+/// assert_eq!(fake.log_lines()[0].message, "reset the device");
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Log<'a>(&'a Backend);
 
@@ -115,6 +123,22 @@ impl Log<'_> {
 ///
 /// All methods fail with `denied` for a path without a grant, with `not-found` if nothing exists there, and with `unavailable` if
 /// the kernel has no value now.
+///
+/// ```
+/// use nodedock_sdk::testing::FakeHost;
+///
+/// let fake = FakeHost::new();
+/// fake.file("devices/pci0000:00/0000:00:02.0/numa_node", "1\n")
+///     .link("bus/pci/devices/0000:00:02.0", "../../../devices/pci0000:00/0000:00:02.0");
+/// let host = fake.host();
+/// let sysfs = host.sysfs();
+/// for function in sysfs.glob("bus/pci/devices/*")? {
+///     assert_eq!(sysfs.find_parsed::<i32>(&format!("{function}/numa_node"))?, Some(1));
+///     assert_eq!(sysfs.find_link(&format!("{function}/driver"))?, None);
+/// }
+/// assert!(sysfs.read("bus/pci/devices/0000:00:03.0/vendor").is_err());
+/// # Ok::<(), nodedock_sdk::Problem>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Sysfs<'a>(&'a Backend);
 
@@ -236,6 +260,17 @@ pub struct NodeInfo {
 }
 
 /// Metadata of device nodes below `/dev`, granted by globs. The host never opens a node.
+///
+/// ```
+/// use nodedock_sdk::testing::FakeHost;
+///
+/// let fake = FakeHost::new();
+/// fake.character_node("/dev/ttyUSB0", 188, 0).character_node("/dev/ttyUSB1", 188, 1);
+/// let host = fake.host();
+/// assert_eq!(host.device_nodes().glob("/dev/ttyUSB*")?.len(), 2);
+/// assert_eq!(host.device_nodes().stat("/dev/ttyUSB1")?.minor, 1);
+/// # Ok::<(), nodedock_sdk::Problem>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct DeviceNodes<'a>(&'a Backend);
 
@@ -286,6 +321,18 @@ pub struct FileInfo {
 /// few more. Paths are absolute. Only files that root owns and everyone may read.
 ///
 /// All methods fail with `denied` for a path without a grant or beyond the ceiling, and with `not-found` if nothing exists there.
+///
+/// ```
+/// use nodedock_sdk::testing::FakeHost;
+///
+/// let fake = FakeHost::new();
+/// fake.host_file("/proc/driver/nvidia/version", "NVRM version: 570.86\n");
+/// let host = fake.host();
+/// let version = host.host_files().find("/proc/driver/nvidia/version")?;
+/// assert!(version.is_some_and(|text| text.contains("570.86")));
+/// assert_eq!(host.host_files().glob("/usr/lib64/libcuda.so.*")?, []);
+/// # Ok::<(), nodedock_sdk::Problem>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct HostFiles<'a>(&'a Backend);
 
@@ -329,6 +376,23 @@ impl HostFiles<'_> {
 
 /// Binds PCI functions to kernel drivers, during prepare and unprepare only. For a `vfio` driver the whole IOMMU group is bound or
 /// nothing. The host stores the previous kernel drivers with the claim and can restore them without the driver.
+///
+/// ```
+/// use nodedock_sdk::testing::FakeHost;
+///
+/// let fake = FakeHost::new();
+/// fake.file("devices/pci0000:00/0000:00:02.0/vendor", "0x8086\n")
+///     .link("devices/pci0000:00/0000:00:02.0/driver", "../../../bus/pci/drivers/igb")
+///     .link("bus/pci/devices/0000:00:02.0", "../../../devices/pci0000:00/0000:00:02.0")
+///     .dir("bus/pci/drivers/igb")
+///     .dir("bus/pci/drivers/uio_pci_generic");
+/// let host = fake.host();
+/// host.pci_driver().bind("0000:00:02.0", "uio_pci_generic")?;
+/// assert_eq!(fake.kernel_driver("0000:00:02.0").as_deref(), Some("uio_pci_generic"));
+/// host.pci_driver().restore("0000:00:02.0")?;
+/// assert_eq!(fake.kernel_driver("0000:00:02.0").as_deref(), Some("igb"));
+/// # Ok::<(), nodedock_sdk::Problem>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct PciDriver<'a>(&'a Backend);
 
@@ -394,6 +458,16 @@ pub struct NetInterface {
 }
 
 /// Network interfaces of the node, granted by globs on their names.
+///
+/// ```
+/// use nodedock_sdk::{OperationalState, testing::FakeHost};
+///
+/// let fake = FakeHost::new();
+/// fake.file("class/net/eth0/address", "02:00:00:00:00:01\n").file("class/net/eth0/operstate", "up\n");
+/// let eth0 = fake.host().net_interfaces().get("eth0")?;
+/// assert_eq!((eth0.hardware_address.as_str(), eth0.state), ("02:00:00:00:00:01", OperationalState::Up));
+/// # Ok::<(), nodedock_sdk::Problem>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct NetInterfaces<'a>(&'a Backend);
 
@@ -419,6 +493,24 @@ impl NetInterfaces<'_> {
 
 /// The claims that this driver has prepared on this node, or may have begun to prepare, from the host's checkpoint. Those of the running call are
 /// among them.
+///
+/// ```
+/// use nodedock_sdk::{Claim, ClaimRecord, testing::FakeHost};
+///
+/// let fake = FakeHost::new();
+/// let claim = Claim::new("default", "train", "uid-1").device("r", "gpus", "gpu-0");
+/// let record = ClaimRecord {
+///     claim,
+///     prepared: true,
+///     memo: Vec::new(),
+///     driver_version: "0.1.0".into(),
+///     boot_id: "boot".into(),
+/// };
+/// fake.claim(record);
+/// let host = fake.host();
+/// assert!(host.prepared_claims().using("gpus", "gpu-0").all(|record| record.prepared));
+/// assert!(host.prepared_claims().get("uid-2").is_none());
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct PreparedClaims<'a>(&'a Backend);
 
@@ -454,6 +546,24 @@ fn pages(read: impl Fn(Option<&str>) -> Page) -> impl Iterator<Item = ClaimRecor
 }
 
 /// Progress in the middle of a prepare, for work that a crash would leave half done.
+///
+/// ```
+/// use nodedock_sdk::{Claim, ClaimRecord, testing::FakeHost};
+///
+/// let fake = FakeHost::new();
+/// let claim = Claim::new("default", "train", "uid-1").device("r", "gpus", "gpu-0");
+/// let record = ClaimRecord {
+///     claim,
+///     prepared: false,
+///     memo: Vec::new(),
+///     driver_version: "0.1.0".into(),
+///     boot_id: "boot".into(),
+/// };
+/// fake.claim(record);
+/// fake.host().progress().save_json("uid-1", &"partition 3 created")?;
+/// assert_eq!(fake.progress("uid-1").as_deref(), Some(&b"\"partition 3 created\""[..]));
+/// # Ok::<(), nodedock_sdk::Problem>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Progress<'a>(&'a Backend);
 

@@ -78,7 +78,29 @@ pub struct PoolScheduling {
     pub skip_node_operations: NodeOperations,
 }
 
-/// Additions to an inventory. Devices and pools that are not listed get nothing; each must be in the inventory.
+/// Additions to an inventory.
+///
+/// ```
+/// use nodedock_sdk::testing::bounds;
+/// use nodedock_sdk::{Additions, AllocatableMapping, Device, DeviceScheduling, Inventory, NodeAllocatable, Pool};
+///
+/// let inventory = Inventory::new().pool(Pool::new("memory").device(Device::new("node-0")));
+/// let memory = NodeAllocatable {
+///     resource: "memory".into(),
+///     mapping: Some(AllocatableMapping::PerDevice("16Gi".into())),
+///     ..NodeAllocatable::default()
+/// };
+/// let device = DeviceScheduling {
+///     pool: "memory".into(),
+///     device: "node-0".into(),
+///     node_allocatable: vec![memory],
+///     ..DeviceScheduling::default()
+/// };
+/// let additions = Additions { devices: vec![device], ..Additions::default() };
+/// assert!(bounds::additions(&inventory, &additions).is_empty());
+/// ```
+///
+/// Devices and pools that are not listed get nothing; each must be in the inventory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Additions {
     /// Additions to devices.

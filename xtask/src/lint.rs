@@ -1,12 +1,12 @@
-//! Checks the format, the lints and the words of the workspace.
+//! Checks the format, the lints, the words and the published packages of the workspace.
 
 mod words;
 
 use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::drivers::{self, CORE_TARGET};
-use crate::shell;
 use crate::workspace::Workspace;
+use crate::{package, shell};
 use words::{Report, Rules};
 
 const CLIPPY_RULES: [&str; 3] = ["--", "-D", "warnings"];
@@ -26,7 +26,8 @@ pub(crate) fn run(workspace: &Workspace) -> Result<()> {
             .args(["clippy", "--target", CORE_TARGET])
             .args(workspace.driver_selection())
             .args(CLIPPY_RULES),
-    )
+    )?;
+    package::check(workspace)
 }
 
 /// Checks the words only, and prints the number of refused terms in each directory that may still have them.

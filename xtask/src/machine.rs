@@ -62,6 +62,14 @@ pub(crate) fn cargo_fuzz() -> Finding {
     }
 }
 
+/// Finds the tool that compares the API of a library with that of a release.
+pub(crate) fn cargo_semver_checks() -> Finding {
+    match find("cargo-semver-checks") {
+        Some(_) => Finding::Present,
+        None => Finding::Missing("it is not installed (cargo install --locked cargo-semver-checks)".into()),
+    }
+}
+
 /// Finds a reader of OCI image layouts.
 pub(crate) fn skopeo() -> Finding {
     match find("skopeo") {

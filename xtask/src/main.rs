@@ -8,6 +8,7 @@ mod fuzz;
 mod golden;
 mod lint;
 mod machine;
+mod package;
 mod shell;
 mod test;
 mod workspace;
@@ -77,7 +78,7 @@ enum Task {
         #[arg(long)]
         check: bool,
     },
-    /// Check format, lints and words, of the drivers for WebAssembly too
+    /// Check format, lints and words, of the drivers for WebAssembly too, and that the SDK can be published
     Lint {
         /// Check only the words, and print how many terms each directory still has to replace
         #[arg(long)]

@@ -1,4 +1,13 @@
 //! The bounds of the contract, as the host checks them. Each function returns the violations, one sentence each.
+//!
+//! ```
+//! use nodedock_sdk::{Device, Inventory, Pool, testing::bounds};
+//!
+//! let inventory = Inventory::new().pool(Pool::new("misc").device(Device::new("fuse")));
+//! assert!(bounds::inventory(&inventory).is_empty());
+//! let twice = Inventory::new().pool(Pool::new("misc")).pool(Pool::new("misc"));
+//! assert_eq!(bounds::inventory(&twice), ["pools: \"misc\" occurs twice"]);
+//! ```
 
 use std::collections::BTreeSet;
 use std::fmt;

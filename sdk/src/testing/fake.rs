@@ -29,6 +29,16 @@ const PROGRESS_BYTES_MAX: usize = 64 << 10;
 const PAGE_CLAIMS: usize = 4;
 
 /// A line that the driver logged.
+///
+/// ```
+/// use nodedock_sdk::{Level, testing::FakeHost};
+///
+/// let fake = FakeHost::new();
+/// fake.host().log().warn("no device", &[("path", "/dev/fuse")]);
+/// let lines = fake.log_lines();
+/// assert_eq!((lines[0].level, lines[0].message.as_str()), (Level::Warn, "no device"));
+/// assert_eq!(lines[0].fields, [("path".to_owned(), "/dev/fuse".to_owned())]);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogLine {
     /// Level of the line.
@@ -200,12 +210,11 @@ impl FakeHost {
     /// below `/dev` are left out, as the host shows none.
     ///
     /// ```no_run
-    /// use nodedock_hardware::Snapshot;
-    /// use nodedock_sdk::testing::FakeHost;
+    /// use nodedock_sdk::testing::{FakeHost, Snapshot, SnapshotError};
     ///
     /// let fake = FakeHost::new();
     /// fake.snapshot(&Snapshot::open("machine.tar.gz".as_ref())?).nodes_from_sysfs();
-    /// # Ok::<(), nodedock_hardware::SnapshotError>(())
+    /// # Ok::<(), SnapshotError>(())
     /// ```
     pub fn snapshot(&self, snapshot: &Snapshot) -> &Self {
         let mut state = self.state();

@@ -1,0 +1,128 @@
+//! Checks that the SDK can be published, with the crates that it needs, and that it keeps the API of its last release.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::machine::{self, Finding};
+use crate::shell;
+use crate::workspace::Workspace;
+
+const SDK: &str = "nodedock-sdk";
+/// The crates that are published, in the order in which they are.
+const PUBLISHED: [&str; 3] = ["nodedock-model", "nodedock-hardware", SDK];
+/// Tags of the SDK's releases: `sdk-v0.1.0`.
+const RELEASES: &str = "sdk-v*";
+
+pub(crate) fn check(workspace: &Workspace) -> Result<()> {
+    check_files(workspace)?;
+    // With new and changed files too: the check is for a change before its commit.
+    let mut package = workspace.cargo();
+    package.args(["package", "--no-verify", "--offline", "--allow-dirty", "--quiet"]);
+    shell::run(package.args(PUBLISHED.iter().flat_map(|name| ["-p", name])))?;
+    check_api(workspace)
+}
+
+/// Checks that the packaged SDK has the whole contract: its bindings are generated where it is built.
+fn check_files(workspace: &Workspace) -> Result<()> {
+    let mut list = workspace.cargo();
+    list.args(["package", "--list", "--offline", "--allow-dirty", "--quiet", "-p", SDK]);
+    let listed = shell::read(&mut list)?;
+    let missing = missing(&listed, &contract(workspace)?);
+    ensure!(missing.is_empty(), "the package of {SDK} lacks {missing:?}: see `include` in sdk/Cargo.toml");
+    Ok(())
+}
+
+/// Returns the files of `wit/`, as the package names them.
+fn contract(workspace: &Workspace) -> Result<BTreeSet<String>> {
+    let directory = workspace.root.join("wit");
+    let entries =
+        std::fs::read_dir(&directory).with_context(|| format!("reading {}", directory.display()))?;
+    entries.map(|entry| Ok(format!("wit/{}", entry?.file_name().to_string_lossy()))).collect()
+}
+
+fn missing(listed: &str, contract: &BTreeSet<String>) -> Vec<String> {
+    let listed: BTreeSet<_> = listed.lines().map(str::trim).collect();
+    let others = ["src/lib.rs", "README.md", "LICENSE"].map(str::to_owned);
+    contract.iter().chain(&others).filter(|file| !listed.contains(file.as_str())).cloned().collect()
+}
+
+/// Compares the API with that of the last release.
+fn check_api(workspace: &Workspace) -> Result<()> {
+    let mut tags = Command::new("git");
+    tags.current_dir(&workspace.root).args([
+        "tag",
+        "--merged",
+        "HEAD",
+        "--sort=version:refname",
+        "--list",
+        RELEASES,
+    ]);
+    match plan(&shell::read(&mut tags)?, machine::cargo_semver_checks()) {
+        Plan::Skip(why) => {
+            eprintln!("skipped: API of {SDK}: {why}");
+            Ok(())
+        }
+        Plan::Compare(release) => {
+            let mut compare = workspace.cargo();
+            shell::run(compare.args(["semver-checks", "-p", SDK, "--baseline-rev", &release]))
+        }
+    }
+}
+
+#[derive(Debug, PartialEq)]
+enum Plan {
+    Skip(String),
+    /// With the release of this tag.
+    Compare(String),
+}
+
+/// `tags` are those of releases, the last one last.
+fn plan(tags: &str, tool: Finding) -> Plan {
+    match (tags.lines().last(), tool) {
+        (None, _) => Plan::Skip(format!("it has no release (no tag {RELEASES})")),
+        (Some(_), Finding::Missing(why)) => Plan::Skip(format!("cargo-semver-checks: {why}")),
+        (Some(release), Finding::Present) => Plan::Compare(release.to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_package_without_the_contract_is_noticed() {
+        let workspace = Workspace::load().unwrap();
+        let contract = contract(&workspace).unwrap();
+        assert!(contract.contains("wit/driver.wit"), "{contract:?}");
+        let all: Vec<_> =
+            contract.iter().map(String::as_str).chain(["src/lib.rs", "README.md", "LICENSE"]).collect();
+        assert_eq!(missing(&all.join("\n"), &contract), [""; 0]);
+        assert_eq!(missing(&all[1..].join("\n"), &contract), [all[0]]);
+        assert_eq!(missing(&all[..all.len() - 1].join("\n"), &contract), ["LICENSE"]);
+    }
+
+    #[test]
+    fn the_api_is_compared_from_the_first_release_on() {
+        let missing = || Finding::Missing("it is not installed".into());
+        assert_eq!(plan("", missing()), Plan::Skip("it has no release (no tag sdk-v*)".into()));
+        assert_eq!(plan("sdk-v0.9.0\nsdk-v0.10.0\n", Finding::Present), Plan::Compare("sdk-v0.10.0".into()));
+        let skipped = Plan::Skip("cargo-semver-checks: it is not installed".into());
+        assert_eq!(plan("sdk-v0.1.0\n", missing()), skipped);
+    }
+
+    #[test]
+    fn only_the_sdk_and_what_it_needs_is_published() {
+        let workspace = Workspace::load().unwrap();
+        let mut metadata = workspace.cargo();
+        metadata.args(["metadata", "--no-deps", "--offline", "--format-version", "1"]);
+        let metadata: serde_json::Value = serde_json::from_str(&shell::read(&mut metadata).unwrap()).unwrap();
+        let packages = metadata["packages"].as_array().unwrap().iter();
+        let published: BTreeSet<_> = packages
+            .filter(|package| package["publish"] != serde_json::json!([]))
+            .map(|package| package["name"].as_str().unwrap().to_owned())
+            .collect();
+        assert_eq!(published, PUBLISHED.map(str::to_owned).into());
+    }
+}
