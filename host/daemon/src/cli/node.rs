@@ -116,10 +116,11 @@ fn persist(written: NamedTempFile, args: &SnapshotArgs) -> Result<()> {
     let persisted =
         if args.force { written.persist(&args.file) } else { written.persist_noclobber(&args.file) };
     match persisted {
+        Ok(_) => Ok(()),
         Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => {
             Err(error.error).context(exists(&args.file))
         }
-        persisted => Ok(drop(persisted?)),
+        Err(error) => Err(error.error.into()),
     }
 }
 
