@@ -59,6 +59,7 @@ pub(crate) struct Facts {
     prefers: bool,
     is_program: bool,
     health_may_be_silent: bool,
+    knows_admin_access: bool,
     names_cdi: bool,
     names_state: bool,
     names_instance: bool,
@@ -69,7 +70,7 @@ pub(crate) struct Facts {
 impl Facts {
     /// Starts the driver once and looks at what it does.
     pub(crate) async fn learn(place: &mut Place) -> Self {
-        let mut facts = Self::default();
+        let mut facts = Self { knows_admin_access: place.options.admin_access, ..Self::default() };
         if let Target::Program(program) = &place.options.target {
             facts.is_program = true;
             facts.health_may_be_silent = program.health_may_be_silent;
@@ -147,6 +148,7 @@ impl Facts {
             "metadata" => (self.is_dra && self.names_cdi, "its command does not name {cdi}"),
             "counters" => (has("consumesCounters"), "its devices consume no counters"),
             "taints" => (has("taints"), "its devices have no taints"),
+            "admin-access" => (self.is_dra && self.knows_admin_access, "it is not said to know admin access"),
             "device-plugin" => (self.is_device_plugin, "it is no device plugin"),
             "preferred" => (self.prefers, "it does not offer preferred allocations"),
             _ => (false, "this runner does not know its condition"),

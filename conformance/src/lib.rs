@@ -109,6 +109,8 @@ pub struct Options {
     pub devices: Vec<(String, String)>,
     /// Opaque parameters of every claim.
     pub parameters: Option<Value>,
+    /// The driver says that it knows claims with admin access.
+    pub admin_access: bool,
     /// Until a driver has registered.
     pub start_timeout: Duration,
     /// Of each call.
@@ -127,6 +129,7 @@ impl Options {
             driver: None,
             devices: Vec::new(),
             parameters: None,
+            admin_access: false,
             start_timeout: Duration::from_secs(30),
             call_timeout: Duration::from_secs(45),
             slices_timeout: Duration::from_secs(10),

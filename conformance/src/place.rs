@@ -419,14 +419,26 @@ impl Place {
 
     /// A new claim for a device of a driver, as the scheduler leaves it.
     pub(crate) fn claim(&mut self, plugin: &Plugin, device: &DeviceId) -> ClaimRef {
+        self.allocate(plugin, device, false)
+    }
+
+    /// A new claim with admin access.
+    pub(crate) fn admin_claim(&mut self, plugin: &Plugin, device: &DeviceId) -> ClaimRef {
+        self.allocate(plugin, device, true)
+    }
+
+    fn allocate(&mut self, plugin: &Plugin, device: &DeviceId, is_admin: bool) -> ClaimRef {
         self.claims += 1;
         let name = format!("claim-{}", self.claims);
         let pod = format!("pod-{}", self.claims);
         let pod_uid = self.api.add_pod(Pod::new(NAMESPACE, &pod, NODE));
-        let mut claim = Allocated::new(NAMESPACE, &name)
-            .node(NODE)
-            .device(REQUEST, &plugin.name, &device.pool, &device.name)
-            .reserved_for(&pod, &pod_uid);
+        let mut result =
+            json!({ "request": REQUEST, "driver": plugin.name, "pool": device.pool, "device": device.name });
+        if is_admin {
+            result["adminAccess"] = true.into();
+        }
+        let mut claim =
+            Allocated::new(NAMESPACE, &name).node(NODE).result(result).reserved_for(&pod, &pod_uid);
         if let Some(parameters) = &self.options.parameters {
             claim = claim.config("FromClaim", &[REQUEST], &plugin.name, parameters.clone());
         }

@@ -8,7 +8,7 @@ use nodedock_proto::kubelet::dra_health;
 use serde_json::Value;
 use tonic::{Code, Status};
 
-use super::idempotency::prepared;
+use super::idempotency::{prepared, same};
 use super::slices::names;
 use super::{Facts, level};
 use crate::place::{DeviceId, Place, Plugin, STOP};
@@ -21,6 +21,7 @@ level! {
     "features.metadata" => metadata,
     "features.counters" => counters,
     "features.taints" => taints,
+    "features.admin-access" => admin_access,
     "features.rolling-update" => rolling_update,
 }
 
@@ -177,6 +178,17 @@ async fn taints(place: &mut Place, _: &Facts) -> Result<Outcome> {
             }
         }
     }
+    Ok(Outcome::Passed)
+}
+
+async fn admin_access(place: &mut Place, _: &Facts) -> Result<Outcome> {
+    let (plugin, claim, first) = prepared(place).await?;
+    let device = place.devices(&plugin).await?.swap_remove(0);
+    let admin = place.admin_claim(&plugin, &device);
+    plugin.client.prepare(&admin).await.context("a claim with admin access")?;
+    plugin.client.unprepare(&admin).await.context("a claim with admin access")?;
+    let when = "after the unprepare of a claim with admin access";
+    same(&first, &plugin.client.prepare(&claim).await?, when)?;
     Ok(Outcome::Passed)
 }
 

@@ -30,10 +30,11 @@ fn command(fault: Option<&str>) -> String {
     command
 }
 
-fn args(command: &str) -> [&str; 10] {
+fn args(command: &str) -> [&str; 11] {
     let devices = ["--device", "node-1/dev-0", "--device", "node-1/dev-1"];
     let [d, first, _, second] = devices;
-    ["--exec", command, d, first, d, second, "--call-timeout", "5", "--start-timeout", "10"]
+    let [call, start] = ["--call-timeout", "--start-timeout"];
+    ["--exec", command, "--admin-access", d, first, d, second, call, "5", start, "10"]
 }
 
 /// Each fault with its case.
@@ -108,4 +109,66 @@ async fn a_failure_says_what_was_exchanged_and_the_reports_agree() {
         junit.contains(r#"<testsuite name="wire" tests="4" skipped="0" errors="0" failures="1">"#),
         "{junit}"
     );
+}
+
+/// What the scripted driver does with a claim that the host does not make good. It drops answers for claims that it did not ask for.
+const WORDS: [&str; 12] = [
+    "refuse-permanent",
+    "refuse-transient",
+    "refuse-an-hour",
+    "die",
+    "skip",
+    "twice",
+    "wrong-claim",
+    "spin",
+    "grow",
+    "flood",
+    "huge",
+    "other-device",
+];
+/// Of those, the ones about the outcome of a prepare.
+const OF_PREPARE: usize = 2;
+
+/// Config of the scripted driver, and the case that finds the fault: in the first claim of each case, or in the third of a call.
+fn scripts() -> Vec<(String, &'static str)> {
+    let of_unprepare = &WORDS[..WORDS.len() - OF_PREPARE];
+    let prepare = WORDS.iter().map(|word| (format!("prepare: {{claim-1: {word}}}"), "wire.prepare"));
+    let unprepare =
+        of_unprepare.iter().map(|word| (format!("unprepare: {{claim-1: {word}}}"), "wire.unprepare"));
+    let several =
+        WORDS.iter().map(|word| (format!("prepare: {{claim-3: {word}}}"), "wire.batch-independent"));
+    prepare.chain(unprepare).chain(several).collect()
+}
+
+#[tokio::test]
+async fn what_a_webassembly_driver_does_wrong_and_the_host_cannot_make_good_is_found_by_its_case_alone() {
+    const GRANT: &str = "apiVersion: nodedock.dev/v1\nkind: DriverGrant\nenv: [\"SCRIPTED_*\"]\nlimits: {wallMs: 4000, cpuMs: 500}\n\
+                         sysfsWrite: [{glob: class/scripted/value, pattern: \"[0-9]\"}]\n";
+    let directory = tempfile::tempdir().expect("a directory");
+    let grant = directory.path().join("grant.yaml");
+    std::fs::write(&grant, GRANT).expect("it is written");
+    let driver = nodedock_tests::places::drivers().join("scripted.wasm");
+    let scripts = scripts();
+    assert!(scripts.len() >= 30);
+    let turns = Arc::new(Semaphore::new(4));
+    let mut runs = JoinSet::new();
+    for (number, (script, case)) in scripts.into_iter().enumerate() {
+        let (turns, grant, driver) = (turns.clone(), grant.clone(), driver.clone());
+        let config = directory.path().join(format!("{number}.yaml"));
+        std::fs::write(&config, format!("devices: 3\n{script}\n")).expect("it is written");
+        runs.spawn(async move {
+            let _turn = turns.acquire_owned().await.expect("it is open");
+            let devices = ["device-0", "device-1", "device-2"].map(|name| format!("node-1/script/{name}"));
+            let mut args = vec![text(&driver), "--grant", text(&grant), "--config", text(&config)];
+            devices.iter().for_each(|device| args.extend(["--device", device]));
+            args.extend(["--only", "wire"]);
+            let (outcomes, report) = outcomes(&args).await;
+            (script, case, outcomes, report)
+        });
+    }
+    while let Some(run) = runs.join_next().await {
+        let (script, case, outcomes, report) = run.expect("a run");
+        let failed = of(&outcomes, "failed");
+        assert_eq!(failed, [case], "{script}: {report:#}");
+    }
 }

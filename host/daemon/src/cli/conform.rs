@@ -44,6 +44,9 @@ pub(super) struct ConformArgs {
     /// Opaque parameters of each claim, as JSON
     #[arg(long, value_name = "JSON", value_parser = parameters)]
     parameters: Option<Value>,
+    /// The driver knows claims with admin access
+    #[arg(long)]
+    admin_access: bool,
     /// Cases or levels to run, with what they need; default: all
     #[arg(long, value_name = "ID|LEVEL", value_delimiter = ',')]
     only: Vec<String>,
@@ -110,6 +113,7 @@ pub(super) async fn run(args: ConformArgs) -> Result<()> {
     options.parameters.clone_from(&args.parameters);
     options.start_timeout = Duration::from_secs(args.start_timeout);
     options.call_timeout = Duration::from_secs(args.call_timeout);
+    options.admin_access = args.admin_access;
     options.only.clone_from(&args.only);
     let mut unread = Ok(());
     let progress = |verdict: &Verdict| {

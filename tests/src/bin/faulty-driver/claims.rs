@@ -32,6 +32,7 @@ pub(crate) struct Memory {
     prepared: Mutex<BTreeSet<String>>,
     unprepared: Mutex<BTreeSet<String>>,
     failed: Mutex<BTreeSet<String>>,
+    admins: Mutex<BTreeSet<String>>,
     leaked: Mutex<Vec<Vec<u8>>>,
     files: Mutex<Vec<std::fs::File>>,
     /// Held while files are written.
@@ -150,6 +151,9 @@ impl Driver {
             is_gone.then_some(()).ok_or(error)?;
         }
         self.state.set(uid, None)?;
+        if self.has(Fault::AdminAccessTakesTheDevice) && has(&memory.admins, uid) {
+            self.state.spoil();
+        }
         remove(&memory.prepared, uid);
         add(&memory.unprepared, uid);
         let _ = std::fs::remove_file(marker);
@@ -209,6 +213,9 @@ impl Driver {
         }
         let results = object.data["status"]["allocation"]["devices"]["results"].as_array().cloned();
         let text = |result: &Value, field: &str| result[field].as_str().unwrap_or_default().to_owned();
+        if results.iter().flatten().any(|result| result["adminAccess"] == true) {
+            add(&self.claims.admins, &claim.uid);
+        }
         let ours = results.into_iter().flatten().filter(|result| result["driver"] == self.name.as_str());
         let prepared: Vec<_> = ours
             .map(|result| {

@@ -77,6 +77,7 @@ faults! {
     HealthListOnce => "features.health-again",
     OtherMetadata => "features.metadata",
     UnknownCounter => "features.counters",
+    AdminAccessTakesTheDevice => "features.admin-access",
     ForgetsTheOtherInstance => "features.rolling-update",
     BusyWithMany => "conduct.at-once",
     StuckAfterACancelledCall => "conduct.cancelled",

@@ -91,6 +91,11 @@ impl State {
         Ok(std::fs::rename(new, self.directory.join("state.json"))?)
     }
 
+    /// Answers otherwise for every claim that is prepared.
+    pub(crate) fn spoil(&self) {
+        self.claims().values_mut().flatten().for_each(|prepared| prepared.cdi.push_str("-taken"));
+    }
+
     pub(crate) fn marker(&self, kind: &str, uid: &str) -> PathBuf {
         self.directory.join(format!("{kind}-{uid}"))
     }
