@@ -29,6 +29,10 @@ const KUBELET_APIS: &[(&str, &str)] = &[
     ("pod_resources_v1alpha1", "kubelet/podresources/v1alpha1/api.proto"),
 ];
 
+/// Those whose messages a recording contains.
+const RECORDED_APIS: &[&str] =
+    &["dra_v1", "dra_v1beta1", "dra_health_v1", "dra_health_v1alpha1", "device_plugin_v1beta1"];
+
 /// Messages of the node API that the command line prints, with their fields in camel case.
 const PRINTED: &[&str] = &[
     "Again",
@@ -145,7 +149,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         fs::create_dir_all(&directory)?;
         let mut descriptors = protox::compile([file], [ROOT])?;
         suit_rust(&mut descriptors);
-        generate(prost_build::Config::new(), descriptors, &directory)?;
+        let mut config = prost_build::Config::new();
+        if RECORDED_APIS.iter().any(|name| directory.ends_with(name)) {
+            config.type_attribute(".", "#[derive(::serde::Serialize)]");
+        }
+        generate(config, descriptors, &directory)?;
     }
 
     // Unmodified descriptors, for the tests.

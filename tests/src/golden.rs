@@ -8,6 +8,7 @@ use std::time::Duration;
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::driver::{Call, NodeFacts, PreparedClaims};
 use nodedock_core::hardware::Hardware;
+use nodedock_core::recording::Recordings;
 use nodedock_model::grant::Grant;
 use nodedock_model::{
     AllocatedDevice, ConfigSource, DeviceName, DriverClaim, DriverClaimRecord, DriverName, ObjectRef,
@@ -151,6 +152,7 @@ pub fn settings(cache: Option<&Path>) -> WasmSettings {
         hardware: Hardware::of_node(),
         node: NodeFacts { name: "node-1".to_owned(), boot_id: "boot-1".to_owned() },
         numa_node_form: NumaNodeForm::default(),
+        recordings: Recordings::default(),
     }
 }
 

@@ -9,5 +9,6 @@ pub mod device_metadata;
 pub mod driver;
 pub mod hardware;
 pub mod manager;
+pub mod recording;
 pub mod registry;
 pub mod sysfs;

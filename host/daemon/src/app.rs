@@ -19,9 +19,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::admin::{self, Admin, AtStart};
-use crate::config::{Config, Paths};
+use crate::config::{Config, Paths, RecordedName};
 use crate::node_api::{self, NodeApi};
 use crate::pod_resources::{self, PodResources};
+use crate::recording::RecordedDrivers;
 use nodedock_base::changes::Changes;
 use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
@@ -41,6 +42,7 @@ use nodedock_core::manager::claims::source::{ClaimDirectory, ClaimSource};
 use nodedock_core::manager::claims::table::ClaimTable;
 use nodedock_core::manager::devices;
 use nodedock_core::manager::{Manager, ManagerParts, ManagerSettings};
+use nodedock_core::recording::Recordings;
 use nodedock_core::registry::Registry;
 use nodedock_core::sysfs::SysfsTree;
 use nodedock_kube::client::KubeClient;
@@ -169,6 +171,7 @@ struct Built {
     wasm: WasmFiles,
     /// Of a Kubernetes node.
     client: Option<KubeClient>,
+    recordings: Recordings,
     tasks: DaemonTasks,
 }
 
@@ -254,12 +257,16 @@ impl Built {
         let unreadable = opened.dump.unreadable_claims();
         let table = ClaimTable::new(opened.dump.claims, opened.dump.pods).with_unreadable(unreadable);
         let claims = Arc::new(SharedClaimTable::new(table.with_released(opened.dump.released)));
+        let recorded = config.file.recording.drivers.iter().map(RecordedName::to_string);
+        let recordings = Recordings::start(&paths.recordings, recorded, config.recording_bytes_max)
+            .context("set up the recordings of drivers")?;
         let settings = WasmSettings {
             cache_dir: Some(paths.cache.clone()),
             compiler: Compiler::this_program(),
             hardware: config.hardware.clone(),
             node: node.clone(),
             numa_node_form: config.kubernetes.as_ref().map(|node| node.numa_node_form).unwrap_or_default(),
+            recordings: recordings.clone(),
         };
         let hardware = &config.hardware;
         let sysfs = hardware.open_sys().with_context(|| format!("open {}", hardware.sys().display()))?;
@@ -302,6 +309,7 @@ impl Built {
             values,
             wasm,
             client,
+            recordings,
             tasks,
         })
     }
@@ -309,6 +317,7 @@ impl Built {
     fn run(self, start: &Start, sockets: Sockets, is_alone: bool) -> Result<Daemon> {
         let Self { config, node, started_ms, changes, checkpoint, tasks, .. } = self;
         let (registry, conditions) = (self.wasm.registry.clone(), self.wasm.conditions.clone());
+        let (recordings, previous_versions) = (self.recordings, self.wasm.previous_versions.clone());
         let (paths, intake, drivers) = (&config.paths, &tasks.intake, &tasks.drivers);
         if let Some(restarts) = start.restarts.clone().filter(|restarts| restarts.count > 0)
             && !start.is_reported.swap(true, Ordering::Relaxed)
@@ -341,7 +350,8 @@ impl Built {
             Arc::new(AtStart::look(&paths.drivers, &config.driver_images, &paths.plugins_registry));
         watch_config(&config, drivers, self.wasm.trust.clone(), conditions.clone());
         watch_drivers(&config, drivers, self.wasm);
-        serve_plugins(paths, drivers, registry.clone(), manager.clone(), sockets.device_plugins);
+        let of_plugins = recordings.clone();
+        serve_plugins(paths, drivers, registry.clone(), manager.clone(), of_plugins, sockets.device_plugins);
         let kubelet_sockets = match connected {
             Some(connected) => connected.start(&cluster::Parts {
                 config: &config,
@@ -382,6 +392,7 @@ impl Built {
             recorded_hardware: config.hardware.is_simulated(),
             extended_resources: kubelet_sockets.cluster.as_ref().map(|of| of.extended_resources.clone()),
             started_ms,
+            recorded: RecordedDrivers { recordings, previous_versions, tasks: tasks_of_api.clone() },
             tasks: tasks_of_api,
         };
         intake.spawn("node-api", node_api::serve(api, sockets.node_api));
@@ -467,11 +478,13 @@ fn serve_plugins(
     tasks: &Tasks,
     registry: Registry,
     manager: Arc<Manager>,
+    recordings: Recordings,
     listener: UnixListener,
 ) {
     let (times, device_plugins) = (PluginTimes::default(), paths.device_plugins.clone());
-    let endpoints = Endpoints::new(manager, times, tasks.clone());
-    let plugins = Plugins { registry, endpoints: endpoints.clone(), times, tasks: tasks.clone() };
+    let endpoints = Endpoints::new(manager, times, recordings.clone(), tasks.clone());
+    let plugins =
+        Plugins { registry, endpoints: endpoints.clone(), times, recordings, tasks: tasks.clone() };
     let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
     tasks.spawn_until_stopped("plugins", plugins.run(events));
     tasks.spawn("plugin-directory", sockets::watch(paths.plugins_registry.clone(), tasks.clone(), sender));

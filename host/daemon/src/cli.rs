@@ -13,7 +13,9 @@ mod output;
 mod pods;
 mod preflight;
 mod probe;
+mod record;
 mod release;
+mod replay;
 mod simulate;
 
 use std::io::Write;
@@ -82,6 +84,10 @@ enum Command {
     #[command(subcommand)]
     Driver(driver::DriverCommand),
     Conform(conform::ConformArgs),
+    /// Write the recorded calls of a driver to a file
+    Record(record::RecordArgs),
+    /// Replay the recorded calls of a WebAssembly driver without its node, and print the first difference
+    Replay(replay::ReplayArgs),
     /// Print or check a checkpoint file; it is never changed
     #[command(subcommand)]
     Checkpoint(checkpoint::CheckpointCommand),
@@ -186,6 +192,8 @@ fn execute(location: &Location, command: Command) -> Result<()> {
         Command::Explain(command) => block_on(explain::run(location, command)),
         Command::Driver(command) => block_on(driver::run(location, command)),
         Command::Conform(args) => block_on(conform::run(args)),
+        Command::Record(args) => block_on(record::run(location, args)),
+        Command::Replay(args) => block_on(replay::run(args)),
         Command::Checkpoint(command) => checkpoint::run(location, command),
         Command::Node(command) => node::run(command),
         Command::Simulate(args) => simulate::run(args),

@@ -6,6 +6,7 @@ mod binding;
 mod driver_images;
 mod kubernetes;
 mod overhead;
+mod recording;
 mod values;
 
 use std::net::SocketAddr;
@@ -20,6 +21,7 @@ use nodedock_wasm::driver_image::DriverImage;
 use nodedock_wasm::trust;
 
 pub use driver_images::DriverImageEntry;
+pub use recording::{RecordedName, RecordingSection};
 pub use kubernetes::{KubernetesConfig, KubernetesError, KubernetesFlags, KubernetesSection};
 
 /// The daemon's config file. Every key may be absent.
@@ -38,6 +40,7 @@ pub struct ConfigFile {
     pub claims: ClaimsSection,
     pub admin: AdminSection,
     pub kubernetes: KubernetesSection,
+    pub recording: RecordingSection,
     /// Directories with one driver each, beside the drivers directory.
     #[serde(deserialize_with = "driver_images::entries")]
     pub driver_images: Vec<DriverImageEntry>,
@@ -104,6 +107,7 @@ impl ConfigFile {
             ("claims", self.claims != started.claims),
             ("admin", self.admin != started.admin),
             ("kubernetes", self.kubernetes != started.kubernetes),
+            ("recording", self.recording != started.recording),
             ("driverImages", self.driver_images != started.driver_images),
         ];
         differs.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
@@ -142,6 +146,8 @@ pub struct Config {
     pub call_deadline: Duration,
     /// Where metrics and probes are answered besides the admin socket.
     pub admin_address: Option<SocketAddr>,
+    /// Bytes of the recording of one driver.
+    pub recording_bytes_max: u64,
     /// None: this is no Kubernetes node.
     pub kubernetes: Option<KubernetesConfig>,
     /// This run of the daemon among others on the same root, of which one serves and hands over to the next. None: it is alone.
@@ -182,6 +188,7 @@ impl Config {
             exclusive_wait: milliseconds(file.claims.exclusive_wait_ms, limit::EXCLUSIVE_WAIT),
             call_deadline: milliseconds(file.claims.call_deadline_ms, limit::CLAIM_CALL_DEADLINE),
             admin_address: file.admin.listen,
+            recording_bytes_max: file.recording.max_bytes.unwrap_or(recording::BYTES_MAX_DEFAULT),
             hardware: Hardware::of_node(),
             instance: flags.instance_uid,
             driver_images,
@@ -201,6 +208,8 @@ pub struct Paths {
     pub device_plugins: PathBuf,
     /// Files of drivers that prepared claims, by digest.
     pub kept_drivers: PathBuf,
+    /// Recordings of drivers' calls.
+    pub recordings: PathBuf,
     pub checkpoint: PathBuf,
     pub claims: PathBuf,
     pub cache: PathBuf,
@@ -242,6 +251,7 @@ impl Paths {
             plugins_registry: root.join("var/lib/nodedock/plugins_registry"),
             device_plugins: root.join("var/lib/nodedock/device-plugins"),
             kept_drivers: root.join("var/lib/nodedock/kept-drivers"),
+            recordings: root.join("var/lib/nodedock/recordings"),
             checkpoint: root.join("var/lib/nodedock/checkpoint.db"),
             claims: root.join("var/lib/nodedock/claims"),
             cache: root.join("var/cache/nodedock"),
@@ -305,6 +315,9 @@ mod tests {
             ("kubernetes: {kubeletRoot: var/lib}\n", ["\"var/lib\" is not an absolute path", "line 1"]),
             ("kubernetes: {kubeconfig: admin.conf}\n", ["\"admin.conf\" is not an absolute path", "line 1"]),
             ("kubernetes: {kubeletroot: /k}\n", ["kubeletroot", "line 1"]),
+            ("recording: {drivers: [gpu.example.com], maxBytes: 1}\n", ["1 is out of range", "line 1"]),
+            ("recording:\n  drivers: [\"../gpu\"]\n", ["../gpu", "line 2"]),
+            ("recording: {driver: gpu.example.com}\n", ["driver", "line 1"]),
         ] {
             let error = chain(&parse(yaml).unwrap_err());
             assert!(

@@ -7,6 +7,7 @@ mod health;
 pub mod node_api;
 pub mod pod_resources;
 mod preflight;
+pub mod recording;
 mod simulate;
 mod supervise;
 mod telemetry;

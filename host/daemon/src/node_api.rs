@@ -12,6 +12,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::transport::server::UdsConnectInfo;
 use tonic::{Request, Response, Status};
 
+use crate::recording::{Lines, RecordedDrivers};
 use crate::{convert, health};
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
@@ -46,6 +47,7 @@ pub struct NodeApi {
     pub recorded_hardware: bool,
     /// When the daemon started; milliseconds since the Unix epoch.
     pub started_ms: u64,
+    pub recorded: RecordedDrivers,
     pub tasks: Tasks,
     /// Of a Kubernetes node.
     pub extended_resources: Option<ExtendedResources>,
@@ -252,6 +254,13 @@ impl Node for NodeApi {
         begin("ResumeDriver", &request);
         let view = self.registry.resume(&request.get_ref().name).map_err(refuse)?;
         Ok(Response::new(ResumeDriverResponse { driver: Some(convert::driver(&view)) }))
+    }
+
+    type RecordDriverStream = Lines;
+
+    async fn record_driver(&self, request: Request<RecordDriverRequest>) -> Answer<Self::RecordDriverStream> {
+        begin("RecordDriver", &request);
+        Ok(Response::new(self.recorded.record(request.into_inner()).await?))
     }
 
     type WatchStream = std::pin::Pin<Box<dyn Stream<Item = Result<v1::WatchEvent, Status>> + Send>>;

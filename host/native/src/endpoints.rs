@@ -30,13 +30,14 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, Semaphore, oneshot};
 
-use crate::grpc::{DevicePlugin, PluginTimes};
+use crate::grpc::{DevicePlugin, PluginTimes, Tap};
 use controller::ResourceController;
 pub use location::Location;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::DeviceDriver;
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::devices::PluginId;
+use nodedock_core::recording::Recordings;
 use nodedock_model::{ExtendedResource, PluginDevice, Problem, ProblemCode, limit};
 
 /// Device plugins that are dialled concurrently; others wait, one for each resource.
@@ -97,6 +98,7 @@ struct Shared<S> {
     sink: S,
     tasks: Tasks,
     steps: PluginTimes,
+    recordings: Recordings,
     /// Permits for the steps of a registration.
     at_once: Semaphore,
     slots: Mutex<BTreeMap<ExtendedResource, Slot>>,
@@ -119,9 +121,9 @@ struct Registration {
 }
 
 impl<S: PluginSink> Endpoints<S> {
-    pub fn new(sink: S, steps: PluginTimes, tasks: Tasks) -> Self {
+    pub fn new(sink: S, steps: PluginTimes, recordings: Recordings, tasks: Tasks) -> Self {
         let at_once = Semaphore::new(REGISTRATIONS_AT_ONCE);
-        Self(Arc::new(Shared { sink, tasks, steps, at_once, slots: Mutex::default() }))
+        Self(Arc::new(Shared { sink, tasks, steps, recordings, at_once, slots: Mutex::default() }))
     }
 
     /// Reports a plugin's call to register, before it is checked.
@@ -209,7 +211,8 @@ impl<S: PluginSink> Shared<S> {
         location: &Location,
     ) -> Result<DevicePlugin, Problem> {
         let socket = location.resolve().await?;
-        DevicePlugin::connect(resource, &socket, self.steps, &self.tasks).await
+        let tap = Tap::new(&self.recordings, resource.as_str());
+        DevicePlugin::connect(resource, &socket, self.steps, tap, &self.tasks).await
     }
 
     fn slots(&self) -> MutexGuard<'_, BTreeMap<ExtendedResource, Slot>> {

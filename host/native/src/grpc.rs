@@ -13,6 +13,7 @@ mod problem;
 mod registration;
 mod rpc;
 mod stats;
+mod tap;
 
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ pub use health::Health;
 pub use nodedock_model::{DraService, HealthService};
 pub use registration::{PluginInfo, PluginTimes, Registrar, RegistrarError};
 pub use stats::Rpcs;
+pub use tap::Tap;
 
 use nodedock_model::limit::PROBLEM_MESSAGE_BYTES_MAX;
 use std::time::Duration;

@@ -34,6 +34,7 @@ use crate::endpoints::{Endpoints, PluginSink};
 use crate::grpc::PluginTimes;
 use crate::sockets::SocketEvent;
 use nodedock_base::tasks::Tasks;
+use nodedock_core::recording::Recordings;
 use nodedock_core::registry::Registry;
 use nodedock_model::DriverKind;
 use worker::{Order, Worker};
@@ -48,6 +49,7 @@ pub struct Plugins<S: PluginSink> {
     /// Where accepted device plugins are registered.
     pub endpoints: Endpoints<S>,
     pub times: PluginTimes,
+    pub recordings: Recordings,
     pub tasks: Tasks,
 }
 

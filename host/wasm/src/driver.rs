@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use serde::Serialize;
 use serde_json::Value;
 
 use super::bindings::types;
+use super::calls::{self, CallRecording, GuestRequest};
 use super::convert::{self, Refusal};
 use super::edits::Verifier;
 use super::sandbox::{GuestCall, Sandbox, Scope};
@@ -20,6 +22,7 @@ use nodedock_core::driver::values::Journal;
 use nodedock_core::driver::{
     Call, ClaimDriver, DriverStats, NodeFacts, Outcomes, PreparedClaims, Published, all_failed, settle,
 };
+use nodedock_core::recording::{Recorder, Revision};
 use nodedock_core::sysfs::blocking::blocking;
 use nodedock_model::{
     DeviceAccess, DriverClaim, DriverClaimRecord, HealthReport, Inventory, ObjectRef, PreparedClaim, Problem,
@@ -37,6 +40,9 @@ pub struct WasmDriver {
     pub(super) missing_grants: Arc<[String]>,
     pub(super) config: Option<Arc<str>>,
     pub(super) sandbox: Sandbox,
+    pub(super) recorder: Recorder,
+    /// For recordings.
+    pub(super) revision: Arc<Revision>,
 }
 
 impl WasmDriver {
@@ -68,9 +74,14 @@ impl WasmDriver {
         prepared_claims: Arc<dyn PreparedClaims>,
         journal: Arc<dyn Journal>,
     ) -> Self {
-        let (info, missing_grants, config) =
-            (Arc::clone(&self.info), self.missing_grants.clone(), self.config.clone());
-        Self { info, missing_grants, config, sandbox: self.sandbox.on_node(facts, prepared_claims, journal) }
+        Self {
+            info: Arc::clone(&self.info),
+            missing_grants: self.missing_grants.clone(),
+            config: self.config.clone(),
+            sandbox: self.sandbox.on_node(facts, prepared_claims, journal),
+            recorder: Recorder::default(),
+            revision: Arc::clone(&self.revision),
+        }
     }
 
     /// Discovers the inventory, with the attributes that the host adds, then the devices' health where the driver reports it.
@@ -113,19 +124,12 @@ impl WasmDriver {
     /// Discovers its devices on this node, with what it adds for the scheduler.
     pub async fn discover(&self, call: &Call, trigger: Trigger) -> Result<Inventory, Problem> {
         let context = self.context(call);
-        let answer = self.call(call, Operation::Discover, None, move |store, instance, exports| {
-            Box::pin(async move {
-                let discovery = exports.discovery.load(&mut *store, instance)?;
-                let inventory = match discovery.call_discover(&mut *store, &context, &trigger).await? {
-                    Ok(inventory) => inventory,
-                    Err(problem) => return Ok(Err(problem)),
-                };
-                let Some(scheduling) = &exports.scheduling else { return Ok(Ok((inventory, None))) };
-                let scheduling = scheduling.load(&mut *store, instance)?;
-                let additions = scheduling.call_schedule(store, &context, &inventory).await?;
-                Ok(additions.map(|additions| (inventory, Some(additions))))
-            })
+        let recording = self.recording(call, || GuestRequest::Discover {
+            context: context.clone(),
+            trigger: trigger.clone(),
         });
+        let guest = calls::discover(context, trigger);
+        let answer = self.call(call, Operation::Discover, None, recording, guest);
         let (inventory, additions) = answer.await?.map_err(|problem| self.problem(problem))?;
         let driver = &self.info.name;
         let mut inventory = convert::inventory(driver, inventory).map_err(|why| self.refused(why))?;
@@ -142,12 +146,8 @@ impl WasmDriver {
             return Ok(HealthReport::new());
         }
         let context = self.context(call);
-        let answer = self.call(call, Operation::Health, None, move |store, instance, exports| {
-            Box::pin(async move {
-                let Some(health) = &exports.health else { return Ok(Ok(Vec::new())) };
-                health.load(&mut *store, instance)?.call_check(store, &context).await
-            })
-        });
+        let recording = self.recording(call, || GuestRequest::Health { context: context.clone() });
+        let answer = self.call(call, Operation::Health, None, recording, calls::health(context));
         let report = answer.await?.map_err(|problem| self.problem(problem))?;
         convert::health_report(report).map_err(|why| self.refused(why))
     }
@@ -161,7 +161,7 @@ impl WasmDriver {
         if self.sandbox.compiled.exports.configuration.is_none() {
             return Ok(());
         }
-        let answer = self.call(call, Operation::Validate, None, move |store, instance, exports| {
+        let answer = self.call(call, Operation::Validate, None, None, move |store, instance, exports| {
             Box::pin(async move {
                 let Some(configuration) = &exports.configuration else { return Ok((None, Ok(()))) };
                 let configuration = configuration.load(&mut *store, instance)?;
@@ -220,15 +220,26 @@ impl WasmDriver {
         outcomes
     }
 
-    async fn call<R: Send + 'static>(
+    async fn call<R: Serialize + Send + 'static>(
         &self,
         call: &Call,
         operation: Operation,
         writes_for: Option<Arc<[ObjectRef]>>,
+        recording: Option<CallRecording>,
         guest: impl GuestCall<R>,
     ) -> Result<R, Problem> {
-        let answer = self.sandbox.call(call, operation, writes_for, guest);
-        answer.await.map_err(CallFailure::into_problem)
+        let tap = recording.as_ref().map(CallRecording::tap);
+        let answer = self.sandbox.call(call, operation, writes_for, tap, guest).await;
+        if let Some(recording) = recording {
+            recording.end(&answer);
+        }
+        answer.map_err(CallFailure::into_problem)
+    }
+
+    /// Begins to record a call, if the driver is recorded.
+    fn recording(&self, call: &Call, request: impl FnOnce() -> GuestRequest) -> Option<CallRecording> {
+        let begin = || CallRecording::begin(&self.recorder, &self.revision, call, &request());
+        self.recorder.is_on().then(begin)
     }
 
     fn refused(&self, why: Refusal) -> Problem {
@@ -306,13 +317,12 @@ impl ClaimDriver for WasmDriver {
         let context = self.context(call);
         let requested: Vec<types::Claim> = claims.iter().map(convert::claim_to_guest).collect();
         let writes_for = claims.iter().map(|claim| claim.id.clone()).collect();
-        let answer =
-            self.call(call, Operation::Prepare, Some(writes_for), move |store, instance, exports| {
-                Box::pin(async move {
-                    let preparation = exports.preparation.load(&mut *store, instance)?;
-                    preparation.call_prepare(store, &context, &requested).await
-                })
-            });
+        let recording = self.recording(call, || GuestRequest::Prepare {
+            context: context.clone(),
+            claims: requested.clone(),
+        });
+        let guest = calls::prepare(context, requested);
+        let answer = self.call(call, Operation::Prepare, Some(writes_for), recording, guest);
         let answer = match answer.await {
             Ok(answer) => answer,
             Err(problem) => return all_failed(claims.iter().map(|claim| &claim.id.uid), &problem),
@@ -332,13 +342,12 @@ impl ClaimDriver for WasmDriver {
         let context = self.context(call);
         let requested: Vec<types::ClaimRecord> = claims.iter().map(convert::claim_record_to_guest).collect();
         let writes_for = claims.iter().map(|record| record.claim.id.clone()).collect();
-        let answer =
-            self.call(call, Operation::Unprepare, Some(writes_for), move |store, instance, exports| {
-                Box::pin(async move {
-                    let preparation = exports.preparation.load(&mut *store, instance)?;
-                    preparation.call_unprepare(store, &context, &requested).await
-                })
-            });
+        let recording = self.recording(call, || GuestRequest::Unprepare {
+            context: context.clone(),
+            claims: requested.clone(),
+        });
+        let guest = calls::unprepare(context, requested);
+        let answer = self.call(call, Operation::Unprepare, Some(writes_for), recording, guest);
         let answer = answer.await;
         let uids = claims.iter().map(|record| &record.claim.id.uid);
         let outcome = |entry: types::UnprepareOutcome| {

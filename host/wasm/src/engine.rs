@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread::Thread;
 use std::time::Duration;
 
-use wasmtime::component::{HasSelf, Linker};
+use wasmtime::component::Linker;
 use wasmtime::{
     Config, Enabled, Engine, InstanceAllocationStrategy, PoolingAllocationConfig, WasmBacktraceDetails,
 };
@@ -16,6 +16,7 @@ use super::concurrency::CALLS_MAX;
 use super::executor::SlowRuntime;
 use super::limiter::{CALL_INSTANCES, CALL_MEMORIES, CALL_TABLE_ELEMENTS, CALL_TABLES};
 use super::sandbox::State;
+use super::tap::{HasTapped, Tapped};
 use super::wasi;
 use nodedock_model::limit::CALL_MEMORY_MAX;
 
@@ -116,19 +117,19 @@ fn config() -> Config {
 
 fn linker(engine: &Engine) -> wasmtime::Result<Linker<State>> {
     let mut linker = Linker::new(engine);
-    driver::common::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
-    driver::inventory::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
-    driver::claims::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
-    driver::container_edits::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
-    driver::log::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
-    driver::sysfs::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
-    driver::sysfs_write::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
-    driver::host_files::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
-    driver::pci_driver::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
-    driver::device_nodes::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
-    driver::net_interfaces::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
-    driver::prepared_claims::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
-    driver::progress::add_to_linker::<_, HasSelf<_>>(&mut linker, |state| state)?;
+    driver::common::add_to_linker::<_, HasTapped>(&mut linker, |state| Tapped(state))?;
+    driver::inventory::add_to_linker::<_, HasTapped>(&mut linker, |state| Tapped(state))?;
+    driver::claims::add_to_linker::<_, HasTapped>(&mut linker, |state| Tapped(state))?;
+    driver::container_edits::add_to_linker::<_, HasTapped>(&mut linker, |state| Tapped(state))?;
+    driver::log::add_to_linker::<_, HasTapped>(&mut linker, |state| Tapped(state))?;
+    driver::sysfs::add_to_linker::<_, HasTapped>(&mut linker, |state| Tapped(state))?;
+    driver::sysfs_write::add_to_linker::<_, HasTapped>(&mut linker, |state| Tapped(state))?;
+    driver::host_files::add_to_linker::<_, HasTapped>(&mut linker, |state| Tapped(state))?;
+    driver::pci_driver::add_to_linker::<_, HasTapped>(&mut linker, |state| Tapped(state))?;
+    driver::device_nodes::add_to_linker::<_, HasTapped>(&mut linker, |state| Tapped(state))?;
+    driver::net_interfaces::add_to_linker::<_, HasTapped>(&mut linker, |state| Tapped(state))?;
+    driver::prepared_claims::add_to_linker::<_, HasTapped>(&mut linker, |state| Tapped(state))?;
+    driver::progress::add_to_linker::<_, HasTapped>(&mut linker, |state| Tapped(state))?;
     wasi::add_to_linker(&mut linker)?;
     Ok(linker)
 }

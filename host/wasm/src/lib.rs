@@ -27,6 +27,7 @@ mod artifact;
 mod bindings;
 mod cache;
 mod call_failure;
+mod calls;
 mod compile;
 mod compiled;
 mod concurrency;
@@ -47,10 +48,12 @@ mod net_interfaces;
 mod nodes;
 mod pci;
 pub mod registry;
+pub mod replay;
 mod sandbox;
 mod schema;
 mod standard_attributes;
 mod stored_files;
+mod tap;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod testing {
     pub mod fuzz;
@@ -102,6 +105,7 @@ use nodedock_base::memory;
 use nodedock_core::driver::values::Journal;
 use nodedock_core::driver::{Call, NodeFacts, PreparedClaims, stats};
 use nodedock_core::hardware::Hardware;
+use nodedock_core::recording::{Kind, Recordings, Revision};
 use nodedock_core::sysfs::blocking::SYSFS_THREADS_PER_DRIVER;
 use nodedock_model::DriverName;
 use nodedock_model::grant::{self, Capabilities, Effective, Grant, LimitValues, Limits};
@@ -115,6 +119,7 @@ pub struct WasmSettings {
     pub hardware: Hardware,
     pub node: NodeFacts,
     pub numa_node_form: NumaNodeForm,
+    pub recordings: Recordings,
 }
 
 /// Why WASM drivers cannot be hosted at all.
@@ -186,6 +191,7 @@ pub struct WasmHost {
     node: Arc<Node>,
     permits: NodePermits,
     compiler: Compiler,
+    recordings: Recordings,
     /// One compilation at a time, in order: each takes a core and up to some hundred MB.
     compiling: Semaphore,
 }
@@ -197,7 +203,7 @@ impl WasmHost {
         journal: Arc<dyn Journal>,
     ) -> Result<Arc<Self>, HostError> {
         let runtime = Runtime::new().map_err(|error| HostError::Engine(format!("{error:#}")))?;
-        let WasmSettings { cache_dir, compiler, hardware, node, numa_node_form } = settings;
+        let WasmSettings { cache_dir, compiler, hardware, node, numa_node_form, recordings } = settings;
         let root = |path: &Path| {
             let path = path.to_owned();
             move |source| HostError::Root { path, source }
@@ -225,6 +231,7 @@ impl WasmHost {
             node: Arc::new(node),
             permits: NodePermits::default(),
             compiler,
+            recordings,
             compiling: Semaphore::new(1),
         }))
     }
@@ -320,7 +327,7 @@ impl WasmHost {
         let limits = Limits::new(&LimitValues::new(), &grant.limits);
         let sandbox = self.sandbox(&compiled, None, label, Effective::none(), limits, &counters);
         let call = Call { request_id: "describe".into(), deadline: limits.look_wall() + PERMIT_WAIT };
-        let described = sandbox.call(&call, Operation::Describe, None, |store, instance, exports| {
+        let described = sandbox.call(&call, Operation::Describe, None, None, |store, instance, exports| {
             Box::pin(async move {
                 if let Err(error) = exports.check(&mut *store, instance) {
                     return Ok(Err(bounded_line(&format!("{error:#}"))));
@@ -337,12 +344,24 @@ impl WasmHost {
         let effective = effective.map_err(|error| LoadError::Description(error.to_string()))?;
         let limits = Limits::new(&info.limits, &grant.limits);
         let name = info.name.clone();
+        let revision = Revision {
+            kind: Kind::Wasm,
+            driver: name.to_string(),
+            version: info.version.clone(),
+            digest: compiled.digest.clone(),
+            contract: compiled.surface.contract().unwrap_or_default(),
+            grant: grant::to_yaml(name.as_str(), "granted", &grant.allowed, &grant.limits),
+            config: config.clone(),
+        };
+        let recorder = self.recordings.recorder(name.as_str());
         let sandbox = self.sandbox(&compiled, Some(&name), name.as_str(), effective, limits, &counters);
         Ok(WasmDriver {
             info: Arc::new(info),
             missing_grants: missing_grants.into(),
             config: config.map(Into::into),
             sandbox,
+            recorder,
+            revision: Arc::new(revision),
         })
     }
 

@@ -26,6 +26,7 @@ use super::log::{DriverLog, LogSink};
 use super::nodes::DevRoot;
 use super::standard_attributes::NumaNodeForm;
 use super::stats::{Limit, Operation, Outcome, Stats, Usage};
+use super::tap::Tap;
 use super::wasi;
 use nodedock_base::printable::{cut, printable};
 use nodedock_core::driver::containment::{CallResult, Containment};
@@ -121,6 +122,7 @@ impl Sandbox {
         call: &Call,
         operation: Operation,
         writes_for: Option<Arc<[ObjectRef]>>,
+        tap: Option<Tap>,
         guest: impl GuestCall<R>,
     ) -> Result<R, CallFailure> {
         let counters = &self.scope.counters;
@@ -129,7 +131,7 @@ impl Sandbox {
             CallFailure::Quarantined(Box::new(problem))
         })?;
         let start = Instant::now();
-        let answer = self.call_admitted(start, call, operation, writes_for, guest).await;
+        let answer = self.call_admitted(start, call, operation, writes_for, tap, guest).await;
         let outcome = answer.as_ref().err().map_or(Outcome::Answered, CallFailure::outcome);
         counters.record(operation, start.elapsed(), outcome);
         // The call's store counted the other limits.
@@ -148,12 +150,14 @@ impl Sandbox {
         answer
     }
 
-    async fn call_admitted<R: Send + 'static>(
+    /// Calls whatever the quarantine says.
+    pub(super) async fn call_admitted<R: Send + 'static>(
         &self,
         start: Instant,
         call: &Call,
         operation: Operation,
         writes_for: Option<Arc<[ObjectRef]>>,
+        tap: Option<Tap>,
         guest: impl GuestCall<R>,
     ) -> Result<R, CallFailure> {
         let acquired = self.permits.acquire(self.containment.is_slow(operation));
@@ -165,7 +169,7 @@ impl Sandbox {
         let wall_max = self.scope.wall(operation).min(call.deadline);
         let wall = wall_max.min(call.deadline.saturating_sub(admitted - start));
         let meter = Arc::new(CpuMeter::default());
-        let state = State::new(&self.scope, call, writes_for, &meter);
+        let state = State::new(&self.scope, call, writes_for, tap, &meter);
         let work = self.work(permits, state, guest);
         let ended = self.in_time(operation, wall, pin!(self.run(operation, &meter, work))).await;
         if meter.is_slow() {
@@ -317,6 +321,8 @@ pub(super) struct State {
     pub(super) writes_for: Option<Arc<[ObjectRef]>>,
     limiter: Limiter,
     pub(super) meter: Arc<CpuMeter>,
+    /// Records the host's functions, or answers from a recording.
+    pub(super) tap: Option<Tap>,
     pub(super) table: ResourceTable,
     wasi: Option<Box<WasiCtx>>,
 }
@@ -326,6 +332,7 @@ impl State {
         scope: &Arc<Scope>,
         call: &Call,
         writes_for: Option<Arc<[ObjectRef]>>,
+        tap: Option<Tap>,
         meter: &Arc<CpuMeter>,
     ) -> Self {
         let mut table = ResourceTable::new();
@@ -338,6 +345,7 @@ impl State {
             writes_for,
             limiter: Limiter::new(scope.limits.memory),
             meter: Arc::clone(meter),
+            tap,
             table,
             wasi: None,
             scope: Arc::clone(scope),
@@ -346,8 +354,8 @@ impl State {
     }
 
     pub(super) fn wasi_parts(&mut self) -> (&mut WasiCtx, &mut ResourceTable) {
-        let log = &self.log;
-        (self.wasi.get_or_insert_with(|| Box::new(wasi::context(log))), &mut self.table)
+        let (log, tap) = (&self.log, self.tap.as_ref());
+        (self.wasi.get_or_insert_with(|| Box::new(wasi::context(log, tap))), &mut self.table)
     }
 }
 

@@ -3,6 +3,7 @@ pub(crate) mod guest;
 mod hostile;
 mod limits;
 mod loading;
+mod replaying;
 mod running;
 mod writing;
 
@@ -28,6 +29,15 @@ impl Stage {
     }
 
     fn keeping(directory: tempfile::TempDir, cached: bool, journal: Arc<dyn Journal>) -> Self {
+        Self::recording(directory, cached, journal, Recordings::default())
+    }
+
+    fn recording(
+        directory: tempfile::TempDir,
+        cached: bool,
+        journal: Arc<dyn Journal>,
+        recordings: Recordings,
+    ) -> Self {
         for part in ["sys", "dev"] {
             std::fs::create_dir_all(directory.path().join(part)).unwrap();
         }
@@ -37,6 +47,7 @@ impl Stage {
             hardware: Hardware::in_directory(directory.path()),
             node: NodeFacts { name: "node-1".into(), boot_id: "boot-1".into() },
             numa_node_form: NumaNodeForm::default(),
+            recordings,
         };
         Self {
             directory,

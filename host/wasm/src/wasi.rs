@@ -15,6 +15,7 @@ use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 use super::bindings::nodedock::driver::log::Level;
 use super::log::LogSink;
 use super::sandbox::State;
+use super::tap::{Tap, tap_wasi};
 
 /// Random bytes of one call: keys and seeds, not data.
 const RANDOM_BYTES_MAX: u64 = 64 << 10;
@@ -141,8 +142,11 @@ impl WasiView for State {
 
 /// A context with clocks, random numbers and the log only. Made when a driver first uses WASI: random number generators are seeded by
 /// system calls.
-pub(super) fn context(log: &LogSink) -> WasiCtx {
+pub(super) fn context(log: &LogSink, tap: Option<&Tap>) -> WasiCtx {
     let mut builder = WasiCtx::builder();
+    if let Some(tap) = tap {
+        tap_wasi(&mut builder, tap);
+    }
     builder.stdout(Lines { log: log.clone(), level: Level::Info });
     builder.stderr(Lines { log: log.clone(), level: Level::Warn });
     builder.max_random_size(RANDOM_BYTES_MAX);

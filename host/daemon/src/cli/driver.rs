@@ -18,6 +18,7 @@ use nodedock_core::driver::NodeFacts;
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::hardware::Hardware;
 use nodedock_core::manager::claims::SharedClaimTable;
+use nodedock_core::recording::Recordings;
 use nodedock_model::grant::{self, Grant};
 use nodedock_model::limit;
 use nodedock_wasm::trust::open::{self, OpenError};
@@ -49,22 +50,28 @@ pub(super) async fn run(location: &Location, command: DriverCommand) -> Result<(
 
 /// Loads a driver file as the daemon does, with a node that has no facts.
 async fn load(file: &Path, bytes: Vec<u8>, grant: &Grant) -> Result<Inspection> {
-    let node = NodeFacts { name: "inspect".to_owned(), boot_id: String::new() };
+    let host = host("inspect")?;
+    let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned();
+    Ok(host.inspect(DriverFile { name, bytes: bytes.into() }, grant).await)
+}
+
+/// A sandbox without a daemon, on a node without facts.
+pub(super) fn host(node: &str) -> Result<Arc<WasmHost>> {
+    let node = NodeFacts { name: node.to_owned(), boot_id: String::new() };
     let settings = WasmSettings {
         cache_dir: None,
         compiler: Compiler::this_program(),
         hardware: Hardware::of_node(),
         node,
         numa_node_form: NumaNodeForm::default(),
+        recordings: Recordings::default(),
     };
-    let host = WasmHost::new(settings, Arc::new(SharedClaimTable::default()), Arc::new(NoJournal))
-        .context("set up the sandbox")?;
-    let name = file.file_name().unwrap_or(file.as_os_str()).to_string_lossy().into_owned();
-    Ok(host.inspect(DriverFile { name, bytes: bytes.into() }, grant).await)
+    WasmHost::new(settings, Arc::new(SharedClaimTable::default()), Arc::new(NoJournal))
+        .context("set up the sandbox")
 }
 
 /// Reads a file that a person named: links are followed, and a pipe is refused.
-fn read(file: &Path, max: u64) -> Result<Vec<u8>> {
+pub(super) fn read(file: &Path, max: u64) -> Result<Vec<u8>> {
     let opened = open::open(file, max).map_err(|error| match error {
         OpenError::TooLarge(max) => anyhow::anyhow!("{} is larger than {max} bytes", file.display()),
         error => anyhow::Error::new(error).context(format!("read {}", file.display())),

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::driver::{NodeFacts, Published};
 use nodedock_core::manager::claims::SharedClaimTable;
+use nodedock_core::recording::Recordings;
 use nodedock_model::grant::Grant;
 use nodedock_model::{DriverName, limit};
 use nodedock_wasm::trust::open;
@@ -99,6 +100,7 @@ impl Machine {
             hardware: hardware::simulated(snapshot, &directory.join("hardware"), &boot_id)?,
             node: NodeFacts { name: String::new(), boot_id: boot_id.clone() },
             numa_node_form: NumaNodeForm::default(),
+            recordings: Recordings::default(),
         };
         let host = WasmHost::new(settings, Arc::new(SharedClaimTable::default()), Arc::new(NoJournal))
             .context("set up the sandbox for drivers")?;

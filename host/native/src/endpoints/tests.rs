@@ -14,6 +14,7 @@ use crate::plugins::Plugins;
 use crate::sockets;
 use nodedock_base::changes::Changes;
 use nodedock_core::driver::Call;
+use nodedock_core::recording::Recordings;
 use nodedock_core::registry::Registry;
 use nodedock_model::{ProblemCode, ProblemKind};
 
@@ -85,7 +86,7 @@ impl Bench {
         let (sender, reports) = mpsc::unbounded_channel();
         let tasks = Tasks::new();
         let sink = Sink { reports: sender, drivers: Arc::default(), calls: Arc::default() };
-        let endpoints = Endpoints::new(sink, PluginTimes::default(), tasks.clone());
+        let endpoints = Endpoints::new(sink, PluginTimes::default(), Recordings::default(), tasks.clone());
         Self { dir: tempfile::tempdir().unwrap(), endpoints, tasks, reports }
     }
 
@@ -97,7 +98,9 @@ impl Bench {
             Registry::new(changes, nodedock_base::conditions::Conditions::default(), None),
             self.endpoints.clone(),
         );
-        let plugins = Plugins { registry: registry.clone(), endpoints, times, tasks: tasks.clone() };
+        let recordings = Recordings::default();
+        let plugins =
+            Plugins { registry: registry.clone(), endpoints, times, recordings, tasks: tasks.clone() };
         let (sender, events) = mpsc::channel(64);
         tasks.spawn("plugins", plugins.run(events));
         tasks.spawn("sockets", sockets::watch(directory, tasks.clone(), sender));

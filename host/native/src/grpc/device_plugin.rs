@@ -7,13 +7,16 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures::{FutureExt, StreamExt};
 use nodedock_proto::kubelet::device_plugin::v1beta1 as wire;
+use nodedock_proto::prost::Message;
+use serde::Serialize;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::connection::dial;
-use super::{PluginTimes, clean, convert, problem, rpc};
+use super::tap::Exchange;
+use super::{PluginTimes, Tap, clean, convert, problem, rpc};
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Call, DeviceDriver, DeviceLists, DeviceOptions};
@@ -34,6 +37,7 @@ pub struct DevicePlugin {
     peer: Arc<str>,
     client: Client,
     options: DeviceOptions,
+    tap: Tap,
     tasks: Tasks,
 }
 
@@ -43,6 +47,7 @@ impl DevicePlugin {
         resource: &ExtendedResource,
         socket: &Path,
         times: PluginTimes,
+        tap: Tap,
         tasks: &Tasks,
     ) -> Result<Self, Problem> {
         let peer: Arc<str> = format!("device plugin {resource}").into();
@@ -52,22 +57,23 @@ impl DevicePlugin {
         })?;
         let mut client = Client::new(channel).max_decoding_message_size(limit::PLUGIN_ANSWER_BYTES_MAX);
         let call = Call { request_id: nodedock_base::request::new_id(), deadline: times.options };
+        let exchange = tap.begin(&call.request_id, "GetDevicePluginOptions", &wire::Empty {});
         let asked = client.get_device_plugin_options(rpc::request(&call, wire::Empty {}));
-        let options = convert::device_plugin::options(within(&peer, &call, asked).await?);
-        Ok(Self { peer, client, options, tasks: tasks.clone() })
+        let options = convert::device_plugin::options(within(&peer, &call, exchange, asked).await?);
+        Ok(Self { peer, client, options, tap, tasks: tasks.clone() })
     }
 
     /// Opens a stream of lists.
     pub fn follow(&self, request_id: Arc<str>) -> Following {
         let (sender, lists) = watch::channel(None);
         let (ended, end) = oneshot::channel();
-        let (client, peer) = (self.client.clone(), self.peer.clone());
+        let (client, peer, tap) = (self.client.clone(), self.peer.clone(), self.tap.clone());
         // Safe to drop: the next start opens the list again.
         self.tasks.spawn_until_stopped("device-lists", async move {
             tokio::select! {
                 // The receiver is gone.
                 () = sender.closed() => {}
-                problem = read(client, &peer, &request_id, &sender) => {
+                problem = read(client, &peer, &request_id, &tap, &sender) => {
                     // A watcher may use only the lists.
                     let _ = ended.send(problem);
                 }
@@ -95,7 +101,8 @@ impl DeviceDriver for DevicePlugin {
     async fn allocate(&self, call: &Call, device_ids: &[String]) -> Result<ContainerAllocation, Problem> {
         let message = convert::device_plugin::allocate_request(device_ids);
         let mut client = self.client.clone();
-        let answer = within(&self.peer, call, client.allocate(rpc::request(call, message))).await?;
+        let exchange = self.tap.begin(&call.request_id, "Allocate", &message);
+        let answer = within(&self.peer, call, exchange, client.allocate(rpc::request(call, message))).await?;
         convert::device_plugin::allocation(answer).map_err(|why| self.not_valid(&why))
     }
 
@@ -108,8 +115,9 @@ impl DeviceDriver for DevicePlugin {
     ) -> Result<Vec<String>, Problem> {
         let message = convert::device_plugin::preferred_request(available, must_include, size);
         let mut client = self.client.clone();
-        let answer =
-            within(&self.peer, call, client.get_preferred_allocation(rpc::request(call, message))).await?;
+        let exchange = self.tap.begin(&call.request_id, "GetPreferredAllocation", &message);
+        let asked = client.get_preferred_allocation(rpc::request(call, message));
+        let answer = within(&self.peer, call, exchange, asked).await?;
         convert::device_plugin::preferred(answer).map_err(|why| self.not_valid(&why))
     }
 
@@ -118,17 +126,24 @@ impl DeviceDriver for DevicePlugin {
         let call = Call { request_id: call.request_id.clone(), deadline };
         let message = wire::PreStartContainerRequest { devices_ids: device_ids.to_vec() };
         let mut client = self.client.clone();
-        within(&self.peer, &call, client.pre_start_container(rpc::request(&call, message))).await.map(drop)
+        let exchange = self.tap.begin(&call.request_id, "PreStartContainer", &message);
+        let asked = client.pre_start_container(rpc::request(&call, message));
+        within(&self.peer, &call, exchange, asked).await.map(drop)
     }
 }
 
-async fn within<T>(
+async fn within<T: Message + Serialize>(
     peer: &str,
     call: &Call,
+    exchange: Option<Exchange>,
     work: impl Future<Output = Result<Response<T>, Status>>,
 ) -> Result<T, Problem> {
     let ended = tokio::time::timeout(call.deadline, work).await;
-    problem::of_call(peer, call.deadline, ended).map(Response::into_inner)
+    let ended = ended.map(|answer| answer.map(Response::into_inner));
+    if let Some(exchange) = exchange {
+        exchange.ended(&ended);
+    }
+    problem::of_call(peer, call.deadline, ended)
 }
 
 /// Reads a stream to its end and returns the reason.
@@ -136,6 +151,7 @@ async fn read(
     mut client: Client,
     peer: &str,
     request_id: &str,
+    tap: &Tap,
     lists: &watch::Sender<Option<Arc<[PluginDevice]>>>,
 ) -> Problem {
     let mut stream = match client.list_and_watch(rpc::named(request_id, Request::new(wire::Empty {}))).await {
@@ -145,6 +161,7 @@ async fn read(
     loop {
         let (newest, end) = newest(&mut stream).await;
         if let Some(list) = newest {
+            tap.received(request_id, "ListAndWatch", &list);
             match convert::device_plugin::listed(list) {
                 Ok(listed) => lists.send_replace(Some(listed)),
                 Err(why) => return problem::not_valid(peer, &why),

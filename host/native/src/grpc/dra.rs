@@ -5,11 +5,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use nodedock_proto::kubelet::dra::v1 as wire;
 use nodedock_proto::prost::Message;
+use serde::Serialize;
 use tokio::time::{Instant, timeout_at};
 use tonic::Code;
 
 use super::stats::Rpcs;
-use super::{Connection, DraService, convert, problem, rpc};
+use super::{Connection, DraService, Tap, convert, problem, rpc};
 use nodedock_core::driver::{Call, ClaimDriver, DriverStats, Outcomes, all_failed, settle};
 use nodedock_model::{DriverClaim, DriverClaimRecord, DriverName, PreparedClaim, Problem, Uid};
 
@@ -22,6 +23,7 @@ pub struct DraPlugin {
     pub service: DraService,
     pub connection: Connection,
     pub rpcs: Rpcs,
+    pub tap: Tap,
 }
 
 impl DraPlugin {
@@ -38,12 +40,13 @@ impl DraPlugin {
     /// Calls on the current connection, or after a short wait on the next one.
     async fn call<Q, A>(&self, call: &Call, method: &str, message: Q) -> Result<A, Problem>
     where
-        Q: Message + 'static,
-        A: Message + Default + 'static,
+        Q: Message + Serialize + 'static,
+        A: Message + Serialize + Default + 'static,
     {
         let until = Instant::now() + call.deadline;
         let channel = self.connection.channel(RECONNECT_WAIT.min(call.deadline)).await;
         let channel = channel.map_err(|link| problem::not_connected(&self.peer(), &link))?;
+        let exchange = self.tap.begin(&call.request_id, method, &message);
         let started = Instant::now();
         let deadline = until.saturating_duration_since(started).max(Duration::from_millis(1));
         let request = rpc::request(&Call { request_id: call.request_id.clone(), deadline }, message);
@@ -54,6 +57,9 @@ impl DraPlugin {
             Ok(Err(status)) => status.code(),
             Err(_) => Code::DeadlineExceeded,
         };
+        if let Some(exchange) = exchange {
+            exchange.ended(&ended);
+        }
         self.rpcs.record(path, started.elapsed(), code);
         problem::of_call(&self.peer(), call.deadline, ended)
     }

@@ -9,7 +9,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 use tonic::{Code, Status, Streaming};
 
-use super::{Connection, HealthService, clean, convert, rpc};
+use super::{Connection, HealthService, Tap, clean, convert, rpc};
 use crate::grpc::PLUGIN_DIAL;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::limit::DEVICES_MAX;
@@ -38,9 +38,15 @@ struct Reported {
 
 impl Health {
     /// Reads the plugin's stream until the tasks stop.
-    pub fn follow(driver: DriverName, service: HealthService, connection: Connection, tasks: &Tasks) -> Self {
+    pub fn follow(
+        driver: DriverName,
+        service: HealthService,
+        connection: Connection,
+        tap: Tap,
+        tasks: &Tasks,
+    ) -> Self {
         let health = Self::default();
-        let watch = Watch { driver, service, connection, health: health.clone() };
+        let watch = Watch { driver, service, connection, tap, health: health.clone() };
         // Safe to drop: the next stream sends the health again.
         tasks.spawn_until_stopped("plugin-health", watch.run());
         health
@@ -81,6 +87,7 @@ struct Watch {
     driver: DriverName,
     service: HealthService,
     connection: Connection,
+    tap: Tap,
     health: Health,
 }
 
@@ -118,6 +125,7 @@ impl Watch {
 
     async fn drain(&self, mut messages: Streaming<wire::NodeWatchResourcesResponse>) -> Result<(), Status> {
         while let Some(message) = messages.message().await? {
+            self.tap.received("", "NodeWatchResources", &message);
             let devices = message.devices.into_iter().map(convert::health::device);
             let dropped = self.health.take(devices, Instant::now());
             if dropped > 0 {

@@ -41,7 +41,7 @@ impl Bench {
         let tasks = Tasks::new();
         let connection = Connection::open(plugin.endpoint().to_owned(), &tasks);
         let name = DriverName::new(DRIVER).unwrap();
-        let driver = DraPlugin { name, service, connection: connection.clone(), rpcs: Rpcs::default() };
+        let driver = DraPlugin { name, service, connection: connection.clone(), rpcs: Rpcs::default(), tap: Tap::default() };
         Self { _dir: dir, plugin, connection, tasks, driver }
     }
 
@@ -314,7 +314,7 @@ async fn health_is_followed_in_either_version() {
             options.versions.health_v1alpha1 = true;
         });
         let health_of =
-            Health::follow(bench.driver.name.clone(), service, bench.connection.clone(), &bench.tasks);
+            Health::follow(bench.driver.name.clone(), service, bench.connection.clone(), Tap::default(), &bench.tasks);
         assert_eq!(bench.plugin.event().await, Event::HealthWatched(name));
         bench.plugin.report_health(vec![
             health("null-0", SaidState::Unhealthy, "too hot\n"),
@@ -336,7 +336,7 @@ async fn health_is_followed_in_either_version() {
 async fn calls_at_once_and_the_health_stream_share_one_connection() {
     let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| options.versions.health_v1 = true);
     let (name, tasks) = (bench.driver.name.clone(), &bench.tasks);
-    Health::follow(name, HealthService::V1, bench.connection.clone(), tasks);
+    Health::follow(name, HealthService::V1, bench.connection.clone(), Tap::default(), tasks);
     assert_eq!(bench.plugin.event().await, Event::HealthWatched("v1"));
     let uids: Vec<_> = (0..10).map(|n| format!("c{n}")).collect();
     let prepared = futures::future::join_all(uids.iter().map(|uid| bench.prepare(uid))).await;
@@ -348,7 +348,7 @@ async fn calls_at_once_and_the_health_stream_share_one_connection() {
 async fn a_health_stream_that_breaks_is_begun_again_and_ends_with_its_tasks() {
     let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| options.versions.health_v1 = true);
     let (name, tasks) = (bench.driver.name.clone(), bench.tasks.child());
-    Health::follow(name, HealthService::V1, bench.connection.clone(), &tasks);
+    Health::follow(name, HealthService::V1, bench.connection.clone(), Tap::default(), &tasks);
     assert_eq!(bench.plugin.event().await, Event::HealthWatched("v1"));
     bench.plugin.disconnect();
     bench.link("lost").await;
@@ -366,7 +366,7 @@ async fn a_health_service_that_is_not_there_is_asked_once() {
     let bench = Bench::new(Script::ok(DRIVER));
     bench.link("connected").await;
     let tasks = Tasks::new();
-    Health::follow(bench.driver.name.clone(), HealthService::V1, bench.connection.clone(), &tasks);
+    Health::follow(bench.driver.name.clone(), HealthService::V1, bench.connection.clone(), Tap::default(), &tasks);
     // It ends without a stop signal.
     tasks.finished().await;
 }

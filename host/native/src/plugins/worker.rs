@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::Plugins;
 use super::offer::{self, DraOffer, Offer, OfferError};
 use crate::endpoints::PluginSink;
-use crate::grpc::{Connection, DraPlugin, Health, PluginInfo, Registrar, RegistrarError, Rpcs};
+use crate::grpc::{Connection, DraPlugin, Health, PluginInfo, Registrar, RegistrarError, Rpcs, Tap};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
@@ -221,8 +221,14 @@ impl<S: PluginSink> Worker<S> {
         });
         let (connection, tasks) = self.connect(&endpoint);
         let health_tasks = tasks.child();
-        let plugin =
-            DraPlugin { name: name.clone(), service, connection: connection.clone(), rpcs: Rpcs::default() };
+        let tap = Tap::new(&self.shared.recordings, name.as_str());
+        let plugin = DraPlugin {
+            name: name.clone(),
+            service,
+            connection: connection.clone(),
+            rpcs: Rpcs::default(),
+            tap: tap.clone(),
+        };
         let identity = DriverIdentity {
             name: name.clone(),
             kind: DriverKind::Grpc,
@@ -233,8 +239,8 @@ impl<S: PluginSink> Worker<S> {
         };
         let driver =
             Driver { identity: identity.into(), claims: Some(Arc::new(plugin) as _), inventory: None };
-        let health =
-            health.map(|service| Health::follow(name.clone(), service, connection.clone(), &health_tasks));
+        let follow = |service| Health::follow(name.clone(), service, connection.clone(), tap, &health_tasks);
+        let health = health.map(follow);
         let link = connection.clone();
         let native = Native {
             endpoint: resolved,

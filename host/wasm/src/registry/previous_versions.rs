@@ -134,6 +134,13 @@ impl PreviousVersions {
         Ok(())
     }
 
+    /// Returns the stored file of a digest.
+    pub async fn code(&self, digest: &str) -> Result<Bytes, StoreError> {
+        let (files, digest) = (self.loader.files.clone(), digest.to_owned());
+        let taken = tokio::task::spawn_blocking(move || files.take(&digest)).await?;
+        taken.map(|(_, SignedFile { code, .. })| code)
+    }
+
     /// Notes the new grant of the file that serves under a name.
     pub(super) fn granted(&self, name: &DriverName, source: &str, grant: &Grant) {
         let mut state = self.state();

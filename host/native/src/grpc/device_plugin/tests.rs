@@ -31,7 +31,7 @@ impl Bench {
         let (dir, plugin) = plugin(script, change);
         let tasks = Tasks::new();
         let socket = plugin.options().socket();
-        let connected = DevicePlugin::connect(&resource(), &socket, PluginTimes::default(), &tasks).await;
+        let connected = DevicePlugin::connect(&resource(), &socket, PluginTimes::default(), Tap::default(), &tasks).await;
         let driver = connected.unwrap();
         assert_eq!(plugin.event().await, Event::OptionsAsked);
         Self { _dir: dir, plugin, driver, tasks }
@@ -57,7 +57,7 @@ fn plugin(script: Script, change: impl FnOnce(&mut Options)) -> (tempfile::TempD
 async fn refused_connection(script: Script, steps: PluginTimes) -> Problem {
     let (_dir, plugin) = plugin(script, |_| ());
     let connected =
-        DevicePlugin::connect(&resource(), &plugin.options().socket(), steps, &Tasks::new()).await;
+        DevicePlugin::connect(&resource(), &plugin.options().socket(), steps, Tap::default(), &Tasks::new()).await;
     connected.err().expect("no connection")
 }
 
@@ -88,7 +88,7 @@ async fn options_are_asked_of_the_plugin() {
 #[tokio::test]
 async fn a_plugin_that_is_not_there_or_does_not_say_its_options_is_named_with_the_reason() {
     let nowhere = std::path::Path::new("/nowhere/plugin.sock");
-    let problem = DevicePlugin::connect(&resource(), nowhere, PluginTimes::default(), &Tasks::new()).await;
+    let problem = DevicePlugin::connect(&resource(), nowhere, PluginTimes::default(), Tap::default(), &Tasks::new()).await;
     let problem = problem.err().expect("nothing is there");
     assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Unavailable, "driver-not-connected"));
     assert!(
@@ -111,7 +111,7 @@ async fn a_dial_of_a_silent_socket_ends_at_the_deadline() {
     let socket = dir.path().join("mute.sock");
     let _listener = tokio::net::UnixListener::bind(&socket).unwrap();
     let steps = PluginTimes { dial: Duration::from_millis(50), ..PluginTimes::default() };
-    let problem = DevicePlugin::connect(&resource(), &socket, steps, &Tasks::new()).await.err().unwrap();
+    let problem = DevicePlugin::connect(&resource(), &socket, steps, Tap::default(), &Tasks::new()).await.err().unwrap();
     assert_eq!(problem.kind, ProblemKind::Unavailable);
 }
 

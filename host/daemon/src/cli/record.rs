@@ -1,0 +1,65 @@
+//! `nodedock record`: writes the recorded calls of a driver to a file.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use nodedock_proto::node::v1;
+
+use super::Location;
+use super::client::connect;
+use super::output::print_text;
+use crate::recording::SECONDS_MAX;
+use nodedock_core::recording::file::{self, FORMAT, Header, RECORDING_BYTES_MAX};
+use nodedock_core::recording::redact::redact;
+
+#[derive(Args)]
+pub(super) struct RecordArgs {
+    /// Name of the driver, or of the extended resource of a device plugin
+    driver: String,
+    /// File to write
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Record for so many seconds first, whatever the config says [default: write what is recorded]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(SECONDS_MAX)))]
+    seconds: Option<u32>,
+    /// Replace secrets by placeholders: environment values, opaque parameters and contents of files
+    #[arg(long)]
+    redact: bool,
+}
+
+pub(super) async fn run(location: &Location, args: RecordArgs) -> Result<()> {
+    let RecordArgs { driver, out, seconds, redact: is_redacted } = args;
+    let request = v1::RecordDriverRequest { name: driver.clone(), seconds: seconds.unwrap_or_default() };
+    let mut stream = connect(location).await?.record_driver(request).await?.into_inner();
+    let mut text = Vec::new();
+    while let Some(mut part) = stream.message().await? {
+        text.append(&mut part.lines);
+        ensure!(text.len() as u64 <= RECORDING_BYTES_MAX, "the recording is larger than {RECORDING_BYTES_MAX} bytes");
+    }
+    let mut header = Header {
+        format: FORMAT.to_owned(),
+        driver,
+        nodedock: env!("CARGO_PKG_VERSION").to_owned(),
+        is_redacted: false,
+    };
+    let lines = || text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+    let has = |kind: &str| lines().filter(|line| line.starts_with(format!("{{\"{kind}\":").as_bytes())).count();
+    let (calls, files) = (has("call"), has("file"));
+    let mut content = Vec::new();
+    if is_redacted {
+        let mut recording = file::parse(header.clone(), lines()).context("read what the daemon has recorded")?;
+        drop(text);
+        redact(&mut recording).context("replace the secrets")?;
+        let lines = recording.lines.iter().map(serde_json::to_vec).collect::<Result<Vec<_>, _>>()?;
+        header = recording.header;
+        file::write(&header, lines.iter().map(Vec::as_slice), &mut content)
+    } else {
+        file::write(&header, lines(), &mut content)
+    }
+    .context("write the recording")?;
+    // With mode 0600.
+    nodedock_base::file::replace(&out, &content).with_context(|| format!("write {}", out.display()))?;
+    let redacted = if is_redacted { ", redacted" } else { "" };
+    print_text(&format!("{}: {calls} calls, {files} driver files{redacted}", out.display()))
+}

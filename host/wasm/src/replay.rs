@@ -1,0 +1,334 @@
+//! Replays the recorded calls of a WASM driver without its node: the host's functions answer from the recording, and everything that the
+//! driver does is compared with what it did then.
+//!
+//! Each call runs in a fresh instance, as on the node, so that calls are independent. Time limits are the highest that a grant can set: the
+//! machine may be slower. A call that time ended on the node is not compared.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use bytes::Bytes;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::admission::{CONTRACT, CONTRACT_VERSION};
+use super::calls::{self, GuestRequest, to_failure};
+use super::sandbox::{GuestCall, Sandbox, Scope};
+use super::stats::Operation;
+use super::tap::{ReplayEnd, Tap};
+use super::{CallFailure, DriverFile, LoadError, WasmDriver, WasmHost};
+use nodedock_base::printable::{cut, printable};
+use nodedock_core::driver::Call;
+use nodedock_core::recording::file::Recording;
+use nodedock_core::recording::{Answer, HostCall, Kind, Line, RecordedCall, Revision};
+use nodedock_model::grant::{Grant, GrantError};
+use nodedock_model::limit;
+
+/// Bytes of a value in a difference.
+const SHOWN_BYTES: usize = 400;
+
+/// The result of a replay: everything up to the first difference.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Replayed {
+    /// Calls that were replayed, the one with the difference included.
+    pub calls: usize,
+    /// Calls that time or load ended when they were recorded: they are not compared.
+    pub skipped: usize,
+    /// Calls that are missing in the recording.
+    pub lost: u64,
+    pub difference: Option<Difference>,
+}
+
+/// The first place where the driver did something else than it did when it was recorded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Difference {
+    /// Number of the call in the recording, from 1.
+    pub call: usize,
+    pub operation: String,
+    pub request: String,
+    /// Number of the host call in it, from 1; none: the answer.
+    pub host_call: Option<usize>,
+    /// Where in the answer: a JSON pointer; empty: all of it.
+    pub place: String,
+    pub expected: String,
+    pub got: String,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { call, operation, request, host_call, place, expected, got } = self;
+        write!(f, "call {call} ({operation}, request {request}), ")?;
+        match host_call {
+            Some(number) => write!(f, "host call {number}")?,
+            None if place.is_empty() => write!(f, "answer")?,
+            None => write!(f, "answer at {place}")?,
+        }
+        write!(f, ":\n  expected {expected}\n  got      {got}")
+    }
+}
+
+/// Why a recording cannot be replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    #[error("it is of the native plugin {0}, which cannot be replayed without its process: --print shows it")]
+    Native(String),
+    #[error(
+        "it is of a driver for {0}, and this version replays {CONTRACT}@{track}",
+        track = contract_track(CONTRACT_VERSION)
+    )]
+    Contract(String),
+    #[error("it does not contain the driver's file {0}: name a file with --driver")]
+    NoFile(String),
+    #[error("its driver's file {0} is damaged")]
+    File(String),
+    #[error("load {label}")]
+    Load { label: String, source: Box<LoadError> },
+    #[error("the file is driver {found}, and the recording is of {recorded}")]
+    OtherDriver { found: String, recorded: String },
+    #[error("its grant")]
+    Grant(#[source] GrantError),
+    #[error("call {call} has no revision before it")]
+    NoRevision { call: usize },
+    #[error("call {call}: its arguments are not those of a {operation}: {why}")]
+    Arguments { call: usize, operation: String, why: String },
+}
+
+/// Replays a recording with the driver in it, or with another file of the same driver, until the first difference.
+pub async fn replay(
+    host: &WasmHost,
+    recording: &Recording,
+    other: Option<Bytes>,
+) -> Result<Replayed, ReplayError> {
+    let mut replayed = Replayed { calls: 0, skipped: 0, lost: 0, difference: None };
+    let mut drivers: Vec<(&Revision, ReplayedDriver)> = Vec::new();
+    let (mut revision, mut number) = (None, 0);
+    for line in &recording.lines {
+        match line {
+            Line::Revision(next) => revision = Some(next),
+            Line::Lost(lost) => replayed.lost += lost,
+            Line::File(_) | Line::End(_) => {}
+            Line::Call(call) => {
+                number += 1;
+                let revision = revision.ok_or(ReplayError::NoRevision { call: number })?;
+                let driver = match drivers.iter().position(|(known, _)| *known == revision) {
+                    Some(index) => &drivers[index].1,
+                    None => {
+                        let driver = ReplayedDriver::load(host, recording, revision, other.clone()).await?;
+                        drivers.push((revision, driver));
+                        &drivers[drivers.len() - 1].1
+                    }
+                };
+                if matches!(&call.answer, Answer::Failed(failure) if failure.by_time) {
+                    replayed.skipped += 1;
+                    continue;
+                }
+                replayed.calls += 1;
+                replayed.difference = driver.replay(number, call).await?;
+                if replayed.difference.is_some() {
+                    break;
+                }
+            }
+        }
+    }
+    Ok(replayed)
+}
+
+/// Major and minor version, of which a host supports one.
+fn contract_track(version: &str) -> String {
+    let track: Vec<_> = version.split('.').take(2).collect();
+    format!("{}.x", track.join("."))
+}
+
+/// A driver as it was when it was recorded.
+struct ReplayedDriver {
+    sandbox: Sandbox,
+    /// It is the recorded file.
+    is_same: bool,
+}
+
+impl ReplayedDriver {
+    async fn load(
+        host: &WasmHost,
+        recording: &Recording,
+        revision: &Revision,
+        other: Option<Bytes>,
+    ) -> Result<Self, ReplayError> {
+        if revision.kind == Kind::Native {
+            return Err(ReplayError::Native(shown_text(&revision.driver)));
+        }
+        let version = revision.contract.strip_prefix(CONTRACT).and_then(|rest| rest.strip_prefix('@'));
+        if version.map(contract_track) != Some(contract_track(CONTRACT_VERSION)) {
+            return Err(ReplayError::Contract(shown_text(&revision.contract)));
+        }
+        let mut grant = Grant::parse(&revision.grant).map_err(ReplayError::Grant)?;
+        // What the driver may do is in the recording.
+        grant.allowed = nodedock_model::grant::Capabilities::default();
+        let (label, bytes) = match other {
+            Some(bytes) => ("the driver's file".to_owned(), bytes),
+            None => ("the recorded driver".to_owned(), recorded_file(recording, &revision.digest)?),
+        };
+        let file = DriverFile { name: revision.driver.clone(), bytes };
+        let loaded = host.load(file, grant, revision.config.clone()).await;
+        let driver = loaded.map_err(|source| ReplayError::Load { label, source: Box::new(source) })?;
+        if driver.info().name.as_str() != revision.driver {
+            let found = driver.info().name.to_string();
+            return Err(ReplayError::OtherDriver { found, recorded: shown_text(&revision.driver) });
+        }
+        Ok(Self { is_same: driver.digest() == revision.digest, sandbox: patient(driver) })
+    }
+
+    async fn replay(
+        &self,
+        number: usize,
+        call: &RecordedCall,
+    ) -> Result<Option<Difference>, ReplayError> {
+        let request = serde_json::from_value(call.arguments.clone()).map_err(|error| {
+            let operation = shown_text(&call.operation);
+            ReplayError::Arguments { call: number, operation, why: error.to_string() }
+        })?;
+        let tap = Tap::replaying(&call.host);
+        let answer = match self.run(call, request, &tap).await {
+            Ok(answer) => Answer::Returned(answer),
+            Err(failure) => Answer::Failed(to_failure(&failure)),
+        };
+        let found = match tap.replay_end() {
+            Some(ReplayEnd::AsRecorded) => None,
+            Some(ReplayEnd::Differs { index, expected, got }) => {
+                let got = got.map_or_else(|| shown_answer(&answer), |got| shown_call(&got));
+                let expected = expected.map_or_else(|| shown_answer(&call.answer), |call| shown_call(&call));
+                Some((Some(index + 1), String::new(), expected, got))
+            }
+            None => self.difference(&call.answer, &answer).map(|(place, expected, got)| {
+                (None, place, expected, got)
+            }),
+        };
+        Ok(found.map(|(host_call, place, expected, got)| Difference {
+            call: number,
+            operation: shown_text(&call.operation),
+            request: shown_text(&call.request),
+            host_call,
+            place,
+            expected,
+            got,
+        }))
+    }
+
+    async fn run(
+        &self,
+        call: &RecordedCall,
+        request: GuestRequest,
+        tap: &Tap,
+    ) -> Result<Value, CallFailure> {
+        let operation = request.operation();
+        let call = Call { request_id: call.request.as_str().into(), deadline: limit::CALL_WALL_MAX };
+        match request {
+            GuestRequest::Discover { context, trigger } => {
+                self.call(&call, operation, tap, calls::discover(context, trigger)).await
+            }
+            GuestRequest::Health { context } => {
+                self.call(&call, operation, tap, calls::health(context)).await
+            }
+            GuestRequest::Prepare { context, claims } => {
+                self.call(&call, operation, tap, calls::prepare(context, claims)).await
+            }
+            GuestRequest::Unprepare { context, claims } => {
+                self.call(&call, operation, tap, calls::unprepare(context, claims)).await
+            }
+        }
+    }
+
+    /// Beside the quarantine: a recording may have any number of failures.
+    async fn call<R: Serialize + Send + 'static>(
+        &self,
+        call: &Call,
+        operation: Operation,
+        tap: &Tap,
+        guest: impl GuestCall<R>,
+    ) -> Result<Value, CallFailure> {
+        let tap = Some(tap.clone());
+        let answer = self.sandbox.call_admitted(Instant::now(), call, operation, None, tap, guest).await?;
+        Ok(serde_json::to_value(answer).unwrap_or_default())
+    }
+
+    /// Place, expected and got.
+    fn difference(&self, expected: &Answer, got: &Answer) -> Option<(String, String, String)> {
+        match (expected, got) {
+            (Answer::Returned(expected), Answer::Returned(got)) => {
+                let (place, expected, got) = first_difference(String::new(), expected, got)?;
+                Some((place, shown(expected), shown(got)))
+            }
+            // Where a trap was depends on the build.
+            (Answer::Failed(expected), Answer::Failed(got))
+                if expected.code == got.code && (!self.is_same || expected.message == got.message) =>
+            {
+                None
+            }
+            (expected, got) => Some((String::new(), shown_answer(expected), shown_answer(got))),
+        }
+    }
+}
+
+/// The same driver with all the time that a grant can give.
+fn patient(driver: WasmDriver) -> Sandbox {
+    let sandbox = driver.sandbox;
+    let mut scope = Scope::clone(&sandbox.scope);
+    (scope.limits.wall, scope.limits.cpu) = (limit::CALL_WALL_MAX * 2, limit::CALL_CPU_MAX);
+    Sandbox { scope: Arc::new(scope), ..sandbox }
+}
+
+fn recorded_file(recording: &Recording, digest: &str) -> Result<Bytes, ReplayError> {
+    let file = recording.lines.iter().find_map(|line| match line {
+        Line::File(file) if file.digest == digest => Some(file),
+        _ => None,
+    });
+    let file = file.ok_or_else(|| ReplayError::NoFile(shown_text(digest)))?;
+    let bytes = STANDARD.decode(&file.base64).unwrap_or_default();
+    let file = DriverFile { name: String::new(), bytes: bytes.into() };
+    if file.digest() == digest { Ok(file.bytes) } else { Err(ReplayError::File(shown_text(digest))) }
+}
+
+/// The innermost place of the first difference, and the values there; null where one side has nothing.
+fn first_difference<'a>(
+    place: String,
+    expected: &'a Value,
+    got: &'a Value,
+) -> Option<(String, &'a Value, &'a Value)> {
+    match (expected, got) {
+        (Value::Array(expected), Value::Array(got)) => {
+            let length = expected.len().max(got.len());
+            (0..length).find_map(|index| {
+                let of = |list: &'a [Value]| list.get(index).unwrap_or(&Value::Null);
+                first_difference(format!("{place}/{index}"), of(expected), of(got))
+            })
+        }
+        (Value::Object(expected), Value::Object(got)) if expected.keys().eq(got.keys()) => expected
+            .iter()
+            .zip(got.values())
+            .find_map(|((key, expected), got)| first_difference(format!("{place}/{key}"), expected, got)),
+        (expected, got) => (expected != got).then_some((place, expected, got)),
+    }
+}
+
+fn shown(value: &Value) -> String {
+    shown_text(&value.to_string())
+}
+
+fn shown_text(text: &str) -> String {
+    printable(text, SHOWN_BYTES)
+}
+
+fn shown_call(call: &HostCall) -> String {
+    cut(&format!("{} {}", shown_text(&call.function), shown(&call.arguments)), SHOWN_BYTES)
+}
+
+fn shown_answer(answer: &Answer) -> String {
+    match answer {
+        Answer::Returned(value) => format!("the answer {}", shown(value)),
+        Answer::Failed(failure) => {
+            format!("a failure, {}: {}", shown_text(&failure.code), shown_text(&failure.message))
+        }
+    }
+}
