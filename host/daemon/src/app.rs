@@ -483,8 +483,7 @@ fn serve_plugins(
 ) {
     let (times, device_plugins) = (PluginTimes::default(), paths.device_plugins.clone());
     let endpoints = Endpoints::new(manager, times, recordings.clone(), tasks.clone());
-    let plugins =
-        Plugins { registry, endpoints: endpoints.clone(), times, recordings, tasks: tasks.clone() };
+    let plugins = Plugins { registry, endpoints: endpoints.clone(), times, recordings, tasks: tasks.clone() };
     let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
     tasks.spawn_until_stopped("plugins", plugins.run(events));
     tasks.spawn("plugin-directory", sockets::watch(paths.plugins_registry.clone(), tasks.clone(), sender));

@@ -21,8 +21,8 @@ use nodedock_wasm::driver_image::DriverImage;
 use nodedock_wasm::trust;
 
 pub use driver_images::DriverImageEntry;
-pub use recording::{RecordedName, RecordingSection};
 pub use kubernetes::{KubernetesConfig, KubernetesError, KubernetesFlags, KubernetesSection};
+pub use recording::{RecordedName, RecordingSection};
 
 /// The daemon's config file. Every key may be absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

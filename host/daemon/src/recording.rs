@@ -13,7 +13,9 @@ use tonic::Status;
 
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
-use nodedock_core::recording::{DriverFile, Kind, Line, Raw, Recordings, RecordingsError, Segment, TemporaryRecording};
+use nodedock_core::recording::{
+    DriverFile, Kind, Line, Raw, Recordings, RecordingsError, Segment, TemporaryRecording,
+};
 use nodedock_wasm::registry::previous_versions::PreviousVersions;
 
 /// Seconds that a request may record.
@@ -80,7 +82,8 @@ async fn send(
     let mut digests = BTreeSet::new();
     for segment in segments {
         let read = tokio::task::spawn_blocking(move || segment.read()).await;
-        let failed = |error: std::io::Error| Status::internal(format!("read a segment of the recording: {error}"));
+        let failed =
+            |error: std::io::Error| Status::internal(format!("read a segment of the recording: {error}"));
         let text = read.map_err(|_| Status::aborted("the daemon is stopping"))?.map_err(failed)?;
         let first = text.split(|byte| *byte == b'\n').next().unwrap_or_default();
         if let Ok(Line::<Raw>::Revision(revision)) = serde_json::from_slice(first)
@@ -94,7 +97,8 @@ async fn send(
         match previous_versions.code(&digest).await {
             Ok(code) => {
                 let file = Line::<Raw>::File(DriverFile { digest, base64: STANDARD.encode(code) });
-                let mut text = serde_json::to_vec(&file).map_err(|error| Status::internal(error.to_string()))?;
+                let mut text =
+                    serde_json::to_vec(&file).map_err(|error| Status::internal(error.to_string()))?;
                 text.push(b'\n');
                 send_text(text, sender).await?;
             }

@@ -38,6 +38,16 @@ impl GuestRequest {
             Self::Unprepare { .. } => Operation::Unprepare,
         }
     }
+
+    /// The context. A recording has its config once, in the revision, and not in each call.
+    pub(super) fn context_mut(&mut self) -> &mut Context {
+        match self {
+            Self::Discover { context, .. }
+            | Self::Health { context }
+            | Self::Prepare { context, .. }
+            | Self::Unprepare { context, .. } => context,
+        }
+    }
 }
 
 pub(super) fn discover(context: Context, trigger: Trigger) -> impl GuestCall<Discovered> {
@@ -104,15 +114,16 @@ impl CallRecording {
         recorder: &Recorder,
         revision: &Arc<Revision>,
         call: &Call,
-        request: &GuestRequest,
+        mut request: GuestRequest,
     ) -> Self {
+        request.context_mut().config.clear();
         Self {
             recorder: recorder.clone(),
             revision: Arc::clone(revision),
             operation: request.operation(),
             request: Arc::clone(&call.request_id),
             at_ms: now_ms(),
-            arguments: raw(request),
+            arguments: raw(&request),
             tap: Tap::recording(recorder.line_bytes_max()),
         }
     }

@@ -238,7 +238,7 @@ impl WasmDriver {
 
     /// Begins to record a call, if the driver is recorded.
     fn recording(&self, call: &Call, request: impl FnOnce() -> GuestRequest) -> Option<CallRecording> {
-        let begin = || CallRecording::begin(&self.recorder, &self.revision, call, &request());
+        let begin = || CallRecording::begin(&self.recorder, &self.revision, call, request());
         self.recorder.is_on().then(begin)
     }
 
@@ -257,7 +257,7 @@ impl WasmDriver {
         convert::problem_to_model(problem)
     }
 
-    fn config_text(&self) -> &str {
+    pub(super) fn config_text(&self) -> &str {
         self.config.as_deref().unwrap_or("{}")
     }
 

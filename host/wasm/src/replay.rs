@@ -145,6 +145,7 @@ fn contract_track(version: &str) -> String {
 /// A driver as it was when it was recorded.
 struct ReplayedDriver {
     sandbox: Sandbox,
+    config: String,
     /// It is the recorded file.
     is_same: bool,
 }
@@ -177,18 +178,16 @@ impl ReplayedDriver {
             let found = driver.info().name.to_string();
             return Err(ReplayError::OtherDriver { found, recorded: shown_text(&revision.driver) });
         }
-        Ok(Self { is_same: driver.digest() == revision.digest, sandbox: patient(driver) })
+        let (is_same, config) = (driver.digest() == revision.digest, driver.config_text().to_owned());
+        Ok(Self { sandbox: patient(driver), config, is_same })
     }
 
-    async fn replay(
-        &self,
-        number: usize,
-        call: &RecordedCall,
-    ) -> Result<Option<Difference>, ReplayError> {
-        let request = serde_json::from_value(call.arguments.clone()).map_err(|error| {
+    async fn replay(&self, number: usize, call: &RecordedCall) -> Result<Option<Difference>, ReplayError> {
+        let mut request: GuestRequest = serde_json::from_value(call.arguments.clone()).map_err(|error| {
             let operation = shown_text(&call.operation);
             ReplayError::Arguments { call: number, operation, why: error.to_string() }
         })?;
+        request.context_mut().config.clone_from(&self.config);
         let tap = Tap::replaying(&call.host);
         let answer = match self.run(call, request, &tap).await {
             Ok(answer) => Answer::Returned(answer),
@@ -201,9 +200,9 @@ impl ReplayedDriver {
                 let expected = expected.map_or_else(|| shown_answer(&call.answer), |call| shown_call(&call));
                 Some((Some(index + 1), String::new(), expected, got))
             }
-            None => self.difference(&call.answer, &answer).map(|(place, expected, got)| {
-                (None, place, expected, got)
-            }),
+            None => self
+                .difference(&call.answer, &answer)
+                .map(|(place, expected, got)| (None, place, expected, got)),
         };
         Ok(found.map(|(host_call, place, expected, got)| Difference {
             call: number,
@@ -216,12 +215,7 @@ impl ReplayedDriver {
         }))
     }
 
-    async fn run(
-        &self,
-        call: &RecordedCall,
-        request: GuestRequest,
-        tap: &Tap,
-    ) -> Result<Value, CallFailure> {
+    async fn run(&self, call: &RecordedCall, request: GuestRequest, tap: &Tap) -> Result<Value, CallFailure> {
         let operation = request.operation();
         let call = Call { request_id: call.request.as_str().into(), deadline: limit::CALL_WALL_MAX };
         match request {

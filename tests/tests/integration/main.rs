@@ -27,6 +27,7 @@ mod pods;
 mod previous_versions;
 mod quarantine;
 mod reboot;
+mod recordings;
 mod resources;
 mod simulate;
 mod start;

@@ -89,9 +89,10 @@ pub fn read(from: impl Read) -> Result<Recording, ReadError> {
             Line::End(End { lines: count }) if count == lines.len() as u64 => {
                 return match next(&mut text, false)? {
                     None => Ok(Recording { header, lines }),
-                    Some(_) => {
-                        Err(ReadError::Line { number: number + 1, why: "it is after the last one".to_owned() })
-                    }
+                    Some(_) => Err(ReadError::Line {
+                        number: number + 1,
+                        why: "it is after the last one".to_owned(),
+                    }),
                 };
             }
             Line::End(_) => return Err(ReadError::Truncated),
@@ -102,10 +103,7 @@ pub fn read(from: impl Read) -> Result<Recording, ReadError> {
 }
 
 /// Reads the lines of a recording that is not a file yet.
-pub fn parse<'a>(
-    header: Header,
-    lines: impl IntoIterator<Item = &'a [u8]>,
-) -> Result<Recording, ReadError> {
+pub fn parse<'a>(header: Header, lines: impl IntoIterator<Item = &'a [u8]>) -> Result<Recording, ReadError> {
     let lines = lines.into_iter().enumerate().map(|(index, line)| parse_line(index + 2, line));
     Ok(Recording { header, lines: lines.collect::<Result<_, _>>()? })
 }
@@ -187,7 +185,10 @@ mod tests {
         let whole = written(&a_header(), &[Line::Lost(3), Line::Lost(4)]);
         for end in 0..whole.len() {
             let error = read(&whole[..end]).unwrap_err().to_string();
-            assert!(error == "it is truncated" || error.starts_with("it is not a recording"), "{end}: {error}");
+            assert!(
+                error == "it is truncated" || error.starts_with("it is not a recording"),
+                "{end}: {error}"
+            );
         }
         let head = serde_json::to_string(&a_header()).unwrap();
         for (bytes, expected) in [

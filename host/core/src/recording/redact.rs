@@ -37,6 +37,7 @@ const CONTRACT_WORDS: &[&str] = &[
     "Conflict",
     "Denied",
     "DeviceClass",
+    "Dormant",
     "Healthy",
     "Internal",
     "Invalid",
@@ -373,7 +374,7 @@ mod tests {
 
     #[test]
     fn secrets_are_replaced_alike_everywhere_and_what_the_driver_knows_is_not() {
-        let mut redacted = recording(a_call(), "\0asm licenseKey time-slicing");
+        let mut redacted = recording(a_call(), "\0asm licenseKey time-slicing serial");
         redact(&mut redacted).unwrap();
         assert!(redacted.header.is_redacted);
         let Line::Call(call) = &redacted.lines[1] else { panic!("{redacted:?}") };
@@ -383,9 +384,13 @@ mod tests {
         let form: String = placeholder.chars().map(|c| if c.is_ascii_digit() { '1' } else { c }).collect();
         assert!(placeholder != "Abc-123-XYZ" && placeholder.len() == 11, "{placeholder}");
         assert!(form.as_bytes()[3] == b'-' && &form[4..8] == "111-", "{placeholder}");
-        let parameters = call.arguments["prepare"]["claims"][0]["parameters"][0]["parameters"].as_str().unwrap();
+        let parameters =
+            call.arguments["prepare"]["claims"][0]["parameters"][0]["parameters"].as_str().unwrap();
         let parameters: Value = serde_json::from_str(parameters).unwrap();
-        assert_eq!(parameters, json!({"licenseKey": placeholder, "mode": "time-slicing", "count": 12_345_678}));
+        assert_eq!(
+            parameters,
+            json!({"licenseKey": placeholder, "mode": "time-slicing", "count": 12_345_678})
+        );
         let Answer::Returned(file) = &call.host[0].answer else { panic!("{call:?}") };
         let file = file["Ok"].as_str().unwrap();
         assert!(file.contains(placeholder) && file.contains("size: 16777216"), "{file}");
@@ -407,6 +412,33 @@ mod tests {
         let (one, two) = (redacted(), redacted());
         assert_ne!(one.answer, two.answer);
         assert!(!serde_json::to_string(&one).unwrap().contains("time-slicing"));
+    }
+
+    #[test]
+    fn the_enums_of_the_contract_keep_their_words() {
+        let contract = concat!(
+            include_str!("../../../../wit/claims.wit"),
+            include_str!("../../../../wit/common.wit"),
+            include_str!("../../../../wit/container-edits.wit"),
+            include_str!("../../../../wit/facets.wit"),
+            include_str!("../../../../wit/host.wit"),
+            include_str!("../../../../wit/inventory.wit"),
+        );
+        let code = contract.lines().filter(|line| !line.trim_start().starts_with("//"));
+        let code = code.collect::<Vec<_>>().join("\n");
+        let enums: Vec<_> =
+            code.split("enum ").skip(1).map(|rest| rest.split(['{', '}']).nth(1).unwrap()).collect();
+        assert!(enums.len() > 8, "{enums:?}");
+        for case in enums.iter().flat_map(|cases| cases.split(',')).map(str::trim) {
+            let words = case.split('-').map(|word| {
+                let (first, rest) = word.split_at(word.len().min(1));
+                first.to_uppercase() + rest
+            });
+            let name = words.collect::<String>();
+            let mut found = BTreeSet::new();
+            split(&name, &mut found);
+            assert!(found.is_empty(), "{name} is missing in CONTRACT_WORDS");
+        }
     }
 
     proptest! {

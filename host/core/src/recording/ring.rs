@@ -124,7 +124,8 @@ impl Ring {
         let mut numbers = Vec::new();
         for entry in entries {
             let name = entry?.file_name();
-            let number: Option<u64> = name.to_str().and_then(|name| name.strip_suffix(".jsonl")?.parse().ok());
+            let number: Option<u64> =
+                name.to_str().and_then(|name| name.strip_suffix(".jsonl")?.parse().ok());
             numbers.extend(number);
         }
         numbers.sort_unstable();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 
 use parking_lot::Mutex;
@@ -46,8 +46,9 @@ struct Shared {
 #[derive(Debug)]
 struct Switch {
     driver: String,
-    /// The config and temporary recordings that require it.
-    wanted: AtomicUsize,
+    is_on: AtomicBool,
+    /// The config and the temporary recordings that require it. Under its lock, removals are queued.
+    wanted: Mutex<usize>,
     /// Calls that were not recorded since the last one that was.
     lost: AtomicU64,
     /// Bytes of a line.
@@ -101,7 +102,14 @@ impl Recordings {
         let shared = self.shared()?;
         check_name(driver)?;
         let switch = shared.switch(driver);
-        switch.wanted.fetch_add(1, Ordering::Relaxed);
+        let mut wanted = switch.wanted.lock();
+        if *wanted == 0 {
+            // What calls of an earlier recording left, which ended after it.
+            switch.remove();
+        }
+        *wanted += 1;
+        switch.is_on.store(true, Ordering::Relaxed);
+        drop(wanted);
         Ok(TemporaryRecording(switch))
     }
 
@@ -109,20 +117,14 @@ impl Recordings {
     pub async fn read(&self, driver: &str) -> Result<Vec<Segment>, RecordingsError> {
         let shared = self.shared()?;
         check_name(driver)?;
-        let not_recorded = || RecordingsError::NotRecorded(driver.to_owned());
-        let known = shared.switches.lock().get(driver).cloned();
-        let is_on = known.as_ref().is_some_and(|switch| switch.wanted.load(Ordering::Relaxed) > 0);
-        if !is_on && !shared.configured.contains(driver) {
-            return Err(not_recorded());
+        let switch = shared.switch(driver);
+        if !switch.is_on.load(Ordering::Relaxed) {
+            return Err(RecordingsError::NotRecorded(driver.to_owned()));
         }
-        let switch = known.unwrap_or_else(|| shared.switch(driver));
         let (segments, read) = oneshot::channel();
         shared.queue.send(Command::Read { switch, segments }).map_err(|_| RecordingsError::Ended)?;
-        let failed = |source| RecordingsError::Io {
-            action: "read the recording of",
-            path: driver.into(),
-            source,
-        };
+        let failed =
+            |source| RecordingsError::Io { action: "read the recording of", path: driver.into(), source };
         read.await.map_err(|_| RecordingsError::Ended)?.map_err(failed)
     }
 
@@ -139,7 +141,8 @@ impl Shared {
         }
         let switch = Arc::new(Switch {
             driver: driver.to_owned(),
-            wanted: AtomicUsize::new(self.configured.contains(driver).into()),
+            is_on: AtomicBool::new(self.configured.contains(driver)),
+            wanted: Mutex::new(self.configured.contains(driver).into()),
             lost: AtomicU64::new(0),
             line_bytes_max: usize::try_from(self.bytes_max / SEGMENTS).unwrap_or(usize::MAX),
             queue: self.queue.clone(),
@@ -156,9 +159,11 @@ pub struct TemporaryRecording(Arc<Switch>);
 
 impl Drop for TemporaryRecording {
     fn drop(&mut self) {
-        if self.0.wanted.fetch_sub(1, Ordering::Relaxed) == 1 {
-            // An error: the thread has ended, and the next start removes the ring.
-            let _ = self.0.queue.send(Command::Remove { switch: Arc::clone(&self.0) });
+        let mut wanted = self.0.wanted.lock();
+        *wanted -= 1;
+        if *wanted == 0 {
+            self.0.is_on.store(false, Ordering::Relaxed);
+            self.0.remove();
         }
     }
 }
@@ -170,7 +175,7 @@ pub struct Recorder(Option<Arc<Switch>>);
 impl Recorder {
     /// Returns whether calls are recorded now.
     pub fn is_on(&self) -> bool {
-        self.0.as_ref().is_some_and(|switch| switch.wanted.load(Ordering::Relaxed) > 0)
+        self.0.as_ref().is_some_and(|switch| switch.is_on.load(Ordering::Relaxed))
     }
 
     /// Returns how many bytes the line of a call may have.
@@ -199,6 +204,11 @@ impl Recorder {
 }
 
 impl Switch {
+    fn remove(self: &Arc<Self>) {
+        // An error: the thread has ended, and the next start removes the ring.
+        let _ = self.queue.send(Command::Remove { switch: Arc::clone(self) });
+    }
+
     /// Returns whether the line will be written, as far as is known.
     fn send(self: &Arc<Self>, revision: &Arc<Revision>, line: &Line<Raw>) -> bool {
         let Some(line) = text(line).filter(|line| line.len() <= self.line_bytes_max) else { return false };
@@ -234,14 +244,14 @@ impl Writer {
             match command {
                 Command::Append { switch, revision, line } => self.append(&switch, &revision, &line),
                 // An error: the reader is gone.
-                Command::Read { switch, segments } => drop(segments.send(self.read(&switch))),
-                // It may be recorded again meanwhile.
-                Command::Remove { switch } if switch.wanted.load(Ordering::Relaxed) == 0 => {
+                Command::Read { switch, segments } => {
+                    drop(segments.send(self.ring(&switch.driver).segments()))
+                }
+                Command::Remove { switch } => {
                     if let Err(error) = self.ring(&switch.driver).remove() {
                         tracing::warn!(driver = switch.driver, %error, "a recording cannot be removed");
                     }
                 }
-                Command::Remove { .. } => {}
             }
         }
     }
@@ -258,11 +268,6 @@ impl Writer {
                 }
             }
         }
-    }
-
-    fn read(&mut self, switch: &Switch) -> io::Result<Vec<Segment>> {
-        let ring = self.ring(&switch.driver);
-        ring.segments()
     }
 
     fn ring(&mut self, driver: &str) -> &mut Ring {
@@ -296,7 +301,8 @@ fn remove_others(directory: &Path, configured: &BTreeSet<String>) -> io::Result<
     let kept: BTreeSet<_> = configured.iter().map(|driver| directory_name(driver)).collect();
     for entry in entries {
         let entry = entry?;
-        if entry.file_type()?.is_dir() && !entry.file_name().to_str().is_some_and(|name| kept.contains(name)) {
+        if entry.file_type()?.is_dir() && !entry.file_name().to_str().is_some_and(|name| kept.contains(name))
+        {
             ring::remove(&entry.path())?;
         }
     }

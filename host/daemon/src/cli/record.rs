@@ -35,7 +35,10 @@ pub(super) async fn run(location: &Location, args: RecordArgs) -> Result<()> {
     let mut text = Vec::new();
     while let Some(mut part) = stream.message().await? {
         text.append(&mut part.lines);
-        ensure!(text.len() as u64 <= RECORDING_BYTES_MAX, "the recording is larger than {RECORDING_BYTES_MAX} bytes");
+        ensure!(
+            text.len() as u64 <= RECORDING_BYTES_MAX,
+            "the recording is larger than {RECORDING_BYTES_MAX} bytes"
+        );
     }
     let mut header = Header {
         format: FORMAT.to_owned(),
@@ -44,11 +47,13 @@ pub(super) async fn run(location: &Location, args: RecordArgs) -> Result<()> {
         is_redacted: false,
     };
     let lines = || text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
-    let has = |kind: &str| lines().filter(|line| line.starts_with(format!("{{\"{kind}\":").as_bytes())).count();
+    let has =
+        |kind: &str| lines().filter(|line| line.starts_with(format!("{{\"{kind}\":").as_bytes())).count();
     let (calls, files) = (has("call"), has("file"));
     let mut content = Vec::new();
     if is_redacted {
-        let mut recording = file::parse(header.clone(), lines()).context("read what the daemon has recorded")?;
+        let mut recording =
+            file::parse(header.clone(), lines()).context("read what the daemon has recorded")?;
         drop(text);
         redact(&mut recording).context("replace the secrets")?;
         let lines = recording.lines.iter().map(serde_json::to_vec).collect::<Result<Vec<_>, _>>()?;

@@ -52,7 +52,9 @@ fn summary(replayed: &Replayed) -> String {
         None => vec![format!("{calls} calls replayed, all equal")],
     };
     if *skipped > 0 {
-        lines.push(format!("{skipped} calls were ended by a time limit when they were recorded, and are not compared"));
+        lines.push(format!(
+            "{skipped} calls were ended by a time limit when they were recorded, and are not compared"
+        ));
     }
     if *lost > 0 {
         lines.push(format!("{lost} calls are missing in the recording"));
@@ -90,9 +92,10 @@ fn revision_text(revision: &Revision) -> String {
 fn call_lines(number: usize, call: &RecordedCall) -> Vec<String> {
     let RecordedCall { operation, request, at_ms, arguments, host, answer } = call;
     let mut lines = vec![format!("{number} {} {operation}, request {request}: {arguments}", rfc3339(*at_ms))];
-    lines.extend(host.iter().map(|call| {
-        format!("    {} {} -> {}", call.function, call.arguments, answer_text(&call.answer))
-    }));
+    lines
+        .extend(host.iter().map(|call| {
+            format!("    {} {} -> {}", call.function, call.arguments, answer_text(&call.answer))
+        }));
     lines.push(format!("  -> {}", answer_text(answer)));
     lines
 }

@@ -95,3 +95,44 @@ impl Exchange {
         recorder.record(&revision, call);
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use nodedock_core::recording::Line;
+
+    /// Records a plugin in a directory of a test.
+    pub(in crate::grpc) struct Recorded {
+        recordings: Recordings,
+        name: String,
+        _directory: tempfile::TempDir,
+    }
+
+    impl Recorded {
+        pub(in crate::grpc) fn new(name: &str) -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let recordings = Recordings::start(directory.path(), [name.to_owned()], 1 << 20).unwrap();
+            Self { recordings, name: name.to_owned(), _directory: directory }
+        }
+
+        pub(in crate::grpc) fn tap(&self) -> Tap {
+            Tap::new(&self.recordings, &self.name)
+        }
+
+        /// The calls: method, arguments and answer.
+        pub(in crate::grpc) async fn calls(&self) -> Vec<(String, Value, Answer)> {
+            let mut calls = Vec::new();
+            for segment in self.recordings.read(&self.name).await.unwrap() {
+                let text = segment.read().unwrap();
+                for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+                    if let Line::Call(call) = serde_json::from_slice(line).unwrap() {
+                        calls.push((call.operation.into_owned(), call.arguments, call.answer));
+                    }
+                }
+            }
+            calls
+        }
+    }
+}

@@ -11,11 +11,13 @@ use tokio::sync::Notify;
 use tonic::Code;
 
 use super::*;
+use crate::grpc::tap::tests::Recorded;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Call, ClaimDriver};
+use nodedock_core::recording::Answer::{Failed, Returned};
 use nodedock_model::{
-    AllocatedDevice, DeviceAccess, DeviceName, DriverClaim, DriverClaimRecord, DriverName, HealthState,
-    ObjectRef, PoolName, PreparedClaim, Problem, ProblemKind,
+    AllocatedDevice, DeviceAccess, DeviceName, DriverClaim, DriverClaimRecord, DriverName, HealthReport,
+    HealthState, ObjectRef, PoolName, PreparedClaim, Problem, ProblemKind,
 };
 
 const DRIVER: &str = "null.example.com";
@@ -41,7 +43,13 @@ impl Bench {
         let tasks = Tasks::new();
         let connection = Connection::open(plugin.endpoint().to_owned(), &tasks);
         let name = DriverName::new(DRIVER).unwrap();
-        let driver = DraPlugin { name, service, connection: connection.clone(), rpcs: Rpcs::default(), tap: Tap::default() };
+        let driver = DraPlugin {
+            name,
+            service,
+            connection: connection.clone(),
+            rpcs: Rpcs::default(),
+            tap: Tap::default(),
+        };
         Self { _dir: dir, plugin, connection, tasks, driver }
     }
 
@@ -306,6 +314,16 @@ fn health(device: &str, state: SaidState, message: &str) -> Said {
     Said { pool: "null".into(), device: device.into(), state, timeout_seconds: 0, message: message.into() }
 }
 
+/// The first report.
+async fn reported(health_of: &Health) -> HealthReport {
+    loop {
+        match health_of.now() {
+            report if report.is_empty() => tokio::task::yield_now().await,
+            report => return report,
+        }
+    }
+}
+
 #[tokio::test]
 async fn health_is_followed_in_either_version() {
     for (service, name) in [(HealthService::V1, "v1"), (HealthService::V1alpha1, "v1alpha1")] {
@@ -313,19 +331,19 @@ async fn health_is_followed_in_either_version() {
             options.versions.health_v1 = true;
             options.versions.health_v1alpha1 = true;
         });
-        let health_of =
-            Health::follow(bench.driver.name.clone(), service, bench.connection.clone(), Tap::default(), &bench.tasks);
+        let health_of = Health::follow(
+            bench.driver.name.clone(),
+            service,
+            bench.connection.clone(),
+            Tap::default(),
+            &bench.tasks,
+        );
         assert_eq!(bench.plugin.event().await, Event::HealthWatched(name));
         bench.plugin.report_health(vec![
             health("null-0", SaidState::Unhealthy, "too hot\n"),
             health("NOT A NAME", SaidState::Healthy, ""),
         ]);
-        let report = loop {
-            match health_of.now() {
-                report if report.is_empty() => tokio::task::yield_now().await,
-                report => break report,
-            }
-        };
+        let report = reported(&health_of).await;
         let key = (PoolName::new("null").unwrap(), DeviceName::new("null-0").unwrap());
         assert_eq!((report.len(), report[&key].state), (1, HealthState::Unhealthy));
         assert_eq!(report[&key].message, "too hot ");
@@ -366,7 +384,53 @@ async fn a_health_service_that_is_not_there_is_asked_once() {
     let bench = Bench::new(Script::ok(DRIVER));
     bench.link("connected").await;
     let tasks = Tasks::new();
-    Health::follow(bench.driver.name.clone(), HealthService::V1, bench.connection.clone(), Tap::default(), &tasks);
+    Health::follow(
+        bench.driver.name.clone(),
+        HealthService::V1,
+        bench.connection.clone(),
+        Tap::default(),
+        &tasks,
+    );
     // It ends without a stop signal.
     tasks.finished().await;
+}
+
+#[tokio::test]
+async fn messages_of_a_recorded_driver_are_recorded_with_their_answers() {
+    let recorded = Recorded::new(DRIVER);
+    let mut bench =
+        Bench::with(Script::ok(DRIVER), DraService::V1, |options| options.versions.health_v1 = true);
+    bench.driver.tap = recorded.tap();
+    bench.prepare("c1").await.unwrap();
+    bench.driver.unprepare(&call(Duration::from_secs(30)), &[live("c1")]).await["c1"].as_ref().unwrap();
+    let mut broken = Bench::new(Script::prepare(Answer::Status(Code::Internal, "no\nluck".to_owned())));
+    broken.driver.tap = recorded.tap();
+    broken.prepare("c2").await.unwrap_err();
+    let calls = recorded.calls().await;
+    let methods: Vec<_> = calls.iter().map(|(method, ..)| method.as_str()).collect();
+    assert_eq!(methods, ["NodePrepareResources", "NodeUnprepareResources", "NodePrepareResources"]);
+    let (_, arguments, answer) = &calls[0];
+    assert_eq!(arguments["claims"][0]["uid"], "c1");
+    let Returned(answer) = answer else { panic!("{answer:?}") };
+    let device = &answer["claims"][0]["value"]["devices"][0];
+    assert_eq!(device["cdi_device_ids"][0], "null.example.com/null=c1", "{answer}");
+    let (_, _, Failed(failure)) = &calls[2] else { panic!("{calls:?}") };
+    assert_eq!((failure.code.as_str(), failure.message.as_str()), ("Internal", "no luck"));
+    let plain = Bench::new(Script::ok(DRIVER));
+    plain.prepare("c3").await.unwrap();
+    assert_eq!(recorded.calls().await.len(), 3, "it is not recorded");
+}
+
+#[tokio::test]
+async fn health_of_a_recorded_driver_is_recorded() {
+    let recorded = Recorded::new(DRIVER);
+    let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| options.versions.health_v1 = true);
+    let (name, connection) = (bench.driver.name.clone(), bench.connection.clone());
+    let health_of = Health::follow(name, HealthService::V1, connection, recorded.tap(), &bench.tasks);
+    assert_eq!(bench.plugin.event().await, Event::HealthWatched("v1"));
+    bench.plugin.report_health(vec![health("null-0", SaidState::Unhealthy, "too hot")]);
+    reported(&health_of).await;
+    let (method, _, answer) = recorded.calls().await.remove(0);
+    let text = serde_json::to_string(&answer).unwrap();
+    assert!(method == "NodeWatchResources" && text.contains("too hot"), "{text}");
 }

@@ -49,7 +49,10 @@ fn interpreter(value: &'static str, variable: &'static str) -> Guest {
         ),
         ('s', format!("(call $save {uid} (i32.const 13000) (i32.const 3) (i32.const 13312)) {keep}")),
         ('p', format!("(call $get {uid} (i32.const 13312))")),
-        ('l', "(call $log (i32.const 1) (i32.const 2048) (i32.const 4) (i32.const 0) (i32.const 0))".to_owned()),
+        (
+            'l',
+            "(call $log (i32.const 1) (i32.const 2048) (i32.const 4) (i32.const 0) (i32.const 0))".to_owned(),
+        ),
         ('u', "unreachable".to_owned()),
     ];
     let step = |(letter, body): &(char, String)| {
@@ -69,7 +72,11 @@ fn interpreter(value: &'static str, variable: &'static str) -> Guest {
         (call $glob (i32.const 13002) (i32.const 1) (i32.const 13312)) i32.const 8192";
     Guest {
         imports: imports.concat(),
-        extra: format!("{} {} (data (i32.const 13000) \"ab*\")", env_edit(variable, "0"), write_data("w", value)),
+        extra: format!(
+            "{} {} (data (i32.const 13000) \"ab*\")",
+            env_edit(variable, "0"),
+            write_data("w", value)
+        ),
         discover: read.to_owned(),
         prepare: format!("{run} {PREPARE_ONE}"),
         unprepare: format!("{run} i32.const 8192"),
@@ -94,8 +101,12 @@ impl Session {
         std::fs::write(stage.directory.path().join("sys/a"), "7\n").unwrap();
         std::fs::write(stage.directory.path().join("sys/w"), "0\n").unwrap();
         let driver = stage.try_load(guest.module(), GRANT).await.unwrap();
-        let mut session =
-            Self { stage, driver, recordings: Recordings::default(), _directory: tempfile::tempdir().unwrap() };
+        let mut session = Self {
+            stage,
+            driver,
+            recordings: Recordings::default(),
+            _directory: tempfile::tempdir().unwrap(),
+        };
         session.begin();
         session
     }
@@ -224,11 +235,17 @@ async fn difference(guest: &Guest) -> Option<Difference> {
 async fn a_changed_driver_differs_where_it_first_does_something_else() {
     assert_eq!(difference(&interpreter("5", "TINY_X")).await, None);
     let other_write = difference(&interpreter("6", "TINY_X")).await.unwrap();
-    assert_eq!((other_write.call, other_write.host_call, other_write.operation.as_str()), (2, Some(2), "prepare"));
+    assert_eq!(
+        (other_write.call, other_write.host_call, other_write.operation.as_str()),
+        (2, Some(2), "prepare")
+    );
     assert_eq!(other_write.expected, "sysfs-write.write [\"w\",\"5\"]");
     assert_eq!(other_write.got, "sysfs-write.write [\"w\",\"6\"]");
     let text = other_write.to_string();
-    assert!(text.starts_with("call 2 (prepare, request r-1), host call 2:\n  expected sysfs-write"), "{text}");
+    assert!(
+        text.starts_with("call 2 (prepare, request r-1), host call 2:\n  expected sysfs-write"),
+        "{text}"
+    );
 
     let other_answer = difference(&interpreter("5", "TINY_Y")).await.unwrap();
     let place = "/0/outcome/Ok/edits/env/0/key".to_owned();
@@ -245,10 +262,7 @@ async fn a_changed_driver_differs_where_it_first_does_something_else() {
     assert!(traps.got.starts_with("a failure, driver-trapped"), "{traps}");
 
     let more = Guest {
-        prepare: format!(
-            "(call $glob (i32.const 13002) (i32.const 1) (i32.const 13312)) {}",
-            PREPARE_ONE
-        ),
+        prepare: format!("(call $glob (i32.const 13002) (i32.const 1) (i32.const 13312)) {}", PREPARE_ONE),
         ..interpreter("5", "TINY_X")
     };
     let more = difference(&more).await.unwrap();
@@ -291,7 +305,9 @@ async fn a_recording_that_cannot_be_replayed_is_refused_in_one_sentence() {
             }
         }
     };
-    let without = |unwanted: fn(&Line) -> bool| move |recording: &mut Recording| recording.lines.retain(|line| !unwanted(line));
+    let without = |unwanted: fn(&Line) -> bool| {
+        move |recording: &mut Recording| recording.lines.retain(|line| !unwanted(line))
+    };
     let other_contract = with_revision(|revision| revision.contract = "nodedock:driver@0.3.0".into());
     assert_eq!(
         refused(&other_contract, None).await,
@@ -329,7 +345,16 @@ async fn a_recording_that_cannot_be_replayed_is_refused_in_one_sentence() {
     assert!(refusal.starts_with("call 1: its arguments are not those of a prepare"), "{refusal}");
     let renamed = with_revision(|revision| revision.driver = "other.example.com".into());
     assert!(matches!(
-        replay(&session.stage.host, &{ let mut changed = whole.clone(); renamed(&mut changed); changed }, None).await,
+        replay(
+            &session.stage.host,
+            &{
+                let mut changed = whole.clone();
+                renamed(&mut changed);
+                changed
+            },
+            None
+        )
+        .await,
         Err(ReplayError::OtherDriver { .. })
     ));
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use nodedock_proto::node::v1;
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
 use nodedock_tests::metrics::Exposition;
-use nodedock_tests::{Client, Daemon, Root, compose};
+use nodedock_tests::{Client, Daemon, Options, Root, compose};
 
 use crate::table::{Table, Times};
 use crate::{CdiOnTmpfs, Size};
@@ -31,6 +31,24 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
         one_at_a_time(&daemon, size, live, table).await;
         at_once(&daemon, size, live, table).await;
     }
+    recorded(size, table).await;
+}
+
+/// Prepares of a driver that is recorded, in turns with those of a daemon that records nothing, so that both meet the same disk.
+async fn recorded(size: Size, table: &mut Table) {
+    let (plain_cdi, recorded_cdi) = (CdiOnTmpfs::new(), CdiOnTmpfs::new());
+    let config = format!("recording: {{drivers: [{MOCK_GPU_NAME}]}}\n");
+    let (plain, recorded) =
+        (daemon(&plain_cdi).await, daemon_with(recorded_cdi.options().config(&config)).await);
+    let (mut without, mut with, mut unprepares) = (Times::default(), Times::default(), Times::default());
+    let (mut of_plain, mut of_recorded) = (plain.client(), recorded.client());
+    for n in 0..size.single {
+        come_and_go(&mut of_plain, measured(n), &mut without, &mut unprepares).await;
+        come_and_go(&mut of_recorded, measured(n), &mut with, &mut unprepares).await;
+    }
+    let row = "prepare, beside a daemon that records";
+    table.times(row, &without, "", "in turns with the next row");
+    table.times("prepare, recorded", &with, row, "goal: 1.05");
 }
 
 /// What the disk under the checkpoint takes by itself: the sync of as many pages as a commit writes.
@@ -62,11 +80,15 @@ fn disk_row(pages: usize) -> String {
 
 /// A daemon with simulated GPUs enough for every row.
 pub(crate) async fn daemon(cdi: &CdiOnTmpfs) -> Daemon {
+    daemon_with(cdi.options()).await
+}
+
+async fn daemon_with(options: Options) -> Daemon {
     let root = Root::new();
     root.install_gpus(&format!(
         "pools:\n- {{name: gpus, count: {MEASURED}}}\n- {{name: beside, count: {BESIDE}, firstIndex: {MEASURED}, shared: true}}\n"
     ));
-    let daemon = Daemon::start_on(root, cdi.options()).await;
+    let daemon = Daemon::start_on(root, options).await;
     daemon.until_serving(MOCK_GPU_FILE).await;
     daemon
 }

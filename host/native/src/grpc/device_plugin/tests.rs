@@ -7,6 +7,7 @@ use native_device_plugin::{Answer, Choice, Device, Event, Options, Plugin, Scrip
 use tokio::sync::Notify;
 
 use super::*;
+use crate::grpc::tap::tests::Recorded;
 use nodedock_model::ProblemKind;
 
 const RESOURCE: &str = "null.example.com/device";
@@ -31,7 +32,8 @@ impl Bench {
         let (dir, plugin) = plugin(script, change);
         let tasks = Tasks::new();
         let socket = plugin.options().socket();
-        let connected = DevicePlugin::connect(&resource(), &socket, PluginTimes::default(), Tap::default(), &tasks).await;
+        let connected =
+            DevicePlugin::connect(&resource(), &socket, PluginTimes::default(), Tap::default(), &tasks).await;
         let driver = connected.unwrap();
         assert_eq!(plugin.event().await, Event::OptionsAsked);
         Self { _dir: dir, plugin, driver, tasks }
@@ -57,7 +59,8 @@ fn plugin(script: Script, change: impl FnOnce(&mut Options)) -> (tempfile::TempD
 async fn refused_connection(script: Script, steps: PluginTimes) -> Problem {
     let (_dir, plugin) = plugin(script, |_| ());
     let connected =
-        DevicePlugin::connect(&resource(), &plugin.options().socket(), steps, Tap::default(), &Tasks::new()).await;
+        DevicePlugin::connect(&resource(), &plugin.options().socket(), steps, Tap::default(), &Tasks::new())
+            .await;
     connected.err().expect("no connection")
 }
 
@@ -88,7 +91,9 @@ async fn options_are_asked_of_the_plugin() {
 #[tokio::test]
 async fn a_plugin_that_is_not_there_or_does_not_say_its_options_is_named_with_the_reason() {
     let nowhere = std::path::Path::new("/nowhere/plugin.sock");
-    let problem = DevicePlugin::connect(&resource(), nowhere, PluginTimes::default(), Tap::default(), &Tasks::new()).await;
+    let problem =
+        DevicePlugin::connect(&resource(), nowhere, PluginTimes::default(), Tap::default(), &Tasks::new())
+            .await;
     let problem = problem.err().expect("nothing is there");
     assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Unavailable, "driver-not-connected"));
     assert!(
@@ -111,7 +116,10 @@ async fn a_dial_of_a_silent_socket_ends_at_the_deadline() {
     let socket = dir.path().join("mute.sock");
     let _listener = tokio::net::UnixListener::bind(&socket).unwrap();
     let steps = PluginTimes { dial: Duration::from_millis(50), ..PluginTimes::default() };
-    let problem = DevicePlugin::connect(&resource(), &socket, steps, Tap::default(), &Tasks::new()).await.err().unwrap();
+    let problem = DevicePlugin::connect(&resource(), &socket, steps, Tap::default(), &Tasks::new())
+        .await
+        .err()
+        .unwrap();
     assert_eq!(problem.kind, ProblemKind::Unavailable);
 }
 
@@ -240,4 +248,24 @@ async fn streams_end_with_the_tasks_and_without_a_listener() {
     let mut lists = bench.driver.list_and_watch(&call).await.unwrap();
     bench.tasks.stop();
     assert!(lists.changed().await.is_err());
+}
+
+#[tokio::test]
+async fn messages_of_a_recorded_plugin_are_recorded_with_their_answers() {
+    let recorded = Recorded::new(RESOURCE);
+    let mut bench = Bench::new(Script::ok()).await;
+    bench.driver.tap = recorded.tap();
+    let mut following = bench.driver.follow("r-2".into());
+    bench.plugin.list(vec![Device::healthy("a")]);
+    next_list(&mut following).await;
+    bench.allocate().await.unwrap();
+    bench.plugin.set_script(Script::ok().pre_start(|_| Answer::refuse("too hot")));
+    bench.driver.pre_start(&call(Duration::from_secs(30)), &ids(&["a"])).await.unwrap_err();
+    let calls = recorded.calls().await;
+    let methods: Vec<_> = calls.iter().map(|(method, ..)| method.as_str()).collect();
+    assert_eq!(methods, ["ListAndWatch", "Allocate", "PreStartContainer"]);
+    let texts: Vec<_> = calls.iter().map(|(_, _, answer)| serde_json::to_string(answer).unwrap()).collect();
+    for (text, part) in texts.iter().zip(["\"id\":\"a\"", "NATIVE_DEVICES", "too hot"]) {
+        assert!(text.contains(part), "{part}: {text}");
+    }
 }

@@ -1,0 +1,93 @@
+//! A driver's calls are recorded, leave the node in a file, and are replayed elsewhere.
+
+use nodedock_tests::compose::{gpu_claim, pod, request};
+use nodedock_tests::drivers::{DEVICE_NODES, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, version, wasm};
+use nodedock_tests::{Daemon, Options, Root};
+
+const CONFIG: &str = "recording: {drivers: [mock-gpu.nodedock.dev], maxBytes: 1048576}\n";
+
+async fn used(options: Options) -> Daemon {
+    let daemon = Daemon::with_gpus(options).await;
+    let pod_of = pod("one");
+    daemon.prepared(request(&pod_of, &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    daemon.unprepare_pod(&pod_of).await;
+    daemon
+}
+
+#[tokio::test]
+async fn what_a_named_driver_does_is_written_to_a_file_and_replays_without_a_daemon() {
+    use std::os::unix::fs::PermissionsExt;
+    let mut daemon = used(Options::default().config(CONFIG)).await;
+    let directory = daemon.state().join("recordings").join(MOCK_GPU_NAME);
+    for entry in std::fs::read_dir(&directory).unwrap() {
+        assert_eq!(entry.unwrap().metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    }
+    let file = daemon.path().join("gpu.nodedock-recording");
+    let path = file.to_str().unwrap();
+    daemon.cli(&["record", MOCK_GPU_NAME, "--out", path]).await.done_with(&["calls, 1 driver files"]);
+    assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    // What is recorded outlives the daemon.
+    daemon.restart().await;
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    let redacted = daemon.path().join("redacted");
+    let redacted = redacted.to_str().unwrap();
+    let args = ["record", MOCK_GPU_NAME, "--redact", "--out", redacted];
+    daemon.cli(&args).await.done_with(&["redacted"]);
+
+    let elsewhere = Root::new();
+    for path in [path, redacted] {
+        elsewhere.cli(&["replay", path]).await.done_with(&["calls replayed, all equal"]);
+    }
+    let printed = elsewhere.cli(&["replay", path, "--print"]).await.done();
+    for part in
+        ["driver mock-gpu.nodedock.dev", "prepare, request", "unprepare, request", "discover, request"]
+    {
+        assert!(printed.contains(part), "{part}: {printed}");
+    }
+    let same = elsewhere.write("same.wasm", version(wasm(MOCK_GPU, Form::Core), "2"));
+    elsewhere.cli(&["replay", path, "--driver", same.to_str().unwrap()]).await.done_with(&["all equal"]);
+    let other = elsewhere.write("other.wasm", wasm(DEVICE_NODES, Form::Core));
+    elsewhere
+        .cli(&["replay", path, "--driver", other.to_str().unwrap()])
+        .await
+        .failed_with(1, &["the file is driver device-nodes.nodedock.dev, and the recording is of mock-gpu"]);
+}
+
+#[tokio::test]
+async fn a_file_that_is_no_recording_is_refused_in_one_sentence() {
+    let root = Root::new();
+    let file = root.write("x", "something else");
+    let refused =
+        root.cli(&["replay", file.to_str().unwrap()]).await.failed_with(1, &["it is not a recording"]);
+    assert_eq!(refused.trim().lines().count(), 1, "{refused}");
+    root.cli(&["replay", "/nowhere"]).await.failed_with(1, &["/nowhere"]);
+}
+
+#[tokio::test]
+async fn a_driver_that_the_config_does_not_name_is_recorded_for_a_while_and_leaves_nothing() {
+    let daemon = Daemon::with_gpus(Options::default()).await;
+    let file = daemon.path().join("x");
+    let path = file.to_str().unwrap();
+    daemon
+        .cli(&["record", MOCK_GPU_NAME, "--out", path])
+        .await
+        .failed_with(1, &["mock-gpu.nodedock.dev is not recorded", "recording.drivers"]);
+    daemon
+        .cli(&["record", "../x", "--seconds", "1", "--out", path])
+        .await
+        .failed_with(1, &["cannot be the name"]);
+    assert!(!file.exists());
+    let args = ["record", MOCK_GPU_NAME, "--seconds", "1", "--out", path];
+    let recorded = daemon.cli(&args);
+    let busy = async {
+        loop {
+            daemon.cli(&["driver", "reload", MOCK_GPU_NAME]).await.done();
+        }
+    };
+    tokio::select! {
+        output = recorded => drop(output.done_with(&["calls, 1 driver files"])),
+        () = busy => {}
+    }
+    daemon.cli(&["replay", path]).await.done_with(&["all equal"]);
+    daemon.cli(&["record", MOCK_GPU_NAME, "--out", path]).await.failed_with(1, &["is not recorded"]);
+}
