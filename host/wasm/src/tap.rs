@@ -56,7 +56,7 @@ pub(super) enum ReplayEnd {
     /// The host ended the recorded call here.
     AsRecorded,
     /// The driver calls something else.
-    Differs { index: usize, expected: Option<HostCall>, got: Option<HostCall> },
+    Differs { index: usize, expected: Option<Box<HostCall>>, got: Option<Box<HostCall>> },
 }
 
 /// What a function of the host does.
@@ -100,7 +100,7 @@ impl Tap {
             Mode::Recording(_) => None,
             Mode::Replaying(replayed) => replayed.end.clone().or_else(|| {
                 let expected = replayed.expected.pop_front()?;
-                Some(ReplayEnd::Differs { index: replayed.done, expected: Some(expected), got: None })
+                Some(ReplayEnd::Differs { index: replayed.done, expected: Some(expected.into()), got: None })
             }),
         }
     }
@@ -145,7 +145,7 @@ impl Tap {
             };
             replayed.end = Some(ReplayEnd::Differs {
                 index: replayed.done.saturating_sub(1),
-                expected: Some(expected),
+                expected: Some(expected.into()),
                 got: None,
             });
         }
@@ -192,7 +192,8 @@ impl Replayed {
             }
             expected => {
                 let answer = Answer::Returned(Value::Null);
-                let got = Some(HostCall { function: function.into(), arguments, answer });
+                let got = Some(HostCall { function: function.into(), arguments, answer }.into());
+                let expected = expected.map(Box::new);
                 self.end = Some(ReplayEnd::Differs { index: self.done - 1, expected, got });
                 Next::Stop
             }

@@ -430,7 +430,7 @@ async fn health_of_a_recorded_driver_is_recorded() {
     assert_eq!(bench.plugin.event().await, Event::HealthWatched("v1"));
     bench.plugin.report_health(vec![health("null-0", SaidState::Unhealthy, "too hot")]);
     reported(&health_of).await;
-    let (method, _, answer) = recorded.calls().await.remove(0);
+    let (method, _, answer) = recorded.calls().await.pop().unwrap();
     let text = serde_json::to_string(&answer).unwrap();
     assert!(method == "NodeWatchResources" && text.contains("too hot"), "{text}");
 }
