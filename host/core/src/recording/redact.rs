@@ -6,7 +6,8 @@
 //!   contents of files outside `/sys` that the driver read.
 //! - **What is a secret.** Of these texts each word that has at least six letters or digits, where white space, quotes, backslashes and
 //!   `,;:={}[]()<>` separate words. Not a secret is what stands in the driver's own file (the names that it compares with), a plain number of
-//!   fewer than twelve digits, and a few words of the contract.
+//!   fewer than twelve digits, and a few words of the contract. Of an environment value of a WASM driver a word is a secret as far as it occurs
+//!   in what the driver was passed or read: what it made up itself it makes up again in a replay.
 //! - **What replaces it.** A placeholder of the same number of bytes and the same kinds of characters. Equal secrets have equal placeholders
 //!   within a file, and other ones in another file.
 //! - **Where.** Everywhere: in arguments, in what host functions were asked and returned, in answers and failures, in texts and bytes, in the
@@ -71,7 +72,7 @@ const CONTRACT_WORDS: &[&str] = &[
 
 /// Replaces the secrets of a recording.
 pub fn redact(recording: &mut Recording) -> Result<(), BuildError> {
-    let words = words(recording);
+    let words = words(recording)?;
     let known = known(recording, &words)?;
     let secrets: BTreeSet<_> = words.into_iter().filter(|word| !known.contains(word)).collect();
     let placeholders = placeholders(&secrets);
@@ -98,52 +99,104 @@ pub fn redact(recording: &mut Recording) -> Result<(), BuildError> {
 }
 
 /// The words that are secrets unless the driver knows them.
-fn words(recording: &Recording) -> BTreeSet<String> {
-    let mut words = BTreeSet::new();
-    let calls = recording.lines.iter().filter_map(|line| match line {
-        Line::Call(call) => Some(call),
-        _ => None,
-    });
-    for RecordedCall { arguments, host, answer, .. } in calls {
-        collect(arguments, &mut words);
-        collect_answer(answer, &mut words);
-        for HostCall { function, answer, .. } in host {
-            collect_answer(answer, &mut words);
-            if let (true, Answer::Returned(value)) = (function == "host-files.read", answer) {
-                value.get("Ok").and_then(Value::as_str).into_iter().for_each(|text| split(text, &mut words));
+fn words(recording: &Recording) -> Result<BTreeSet<String>, BuildError> {
+    let mut found = Words::default();
+    let mut kind = Kind::Wasm;
+    for line in &recording.lines {
+        match line {
+            Line::Revision(revision) => {
+                kind = revision.kind;
+                revision.config.iter().for_each(|config| split(config, &mut found.inputs));
             }
+            Line::Call(call) => found.call(kind, call),
+            Line::Lost(_) | Line::File(_) | Line::End(_) => {}
         }
     }
-    words
+    found.secrets()
 }
 
-fn collect_answer(answer: &Answer, words: &mut BTreeSet<String>) {
-    if let Answer::Returned(value) = answer {
-        collect(value, words);
+/// Words by where they come from.
+#[derive(Default)]
+struct Words {
+    /// Of parameters and files, and of environments that a native plugin made, whose inputs are not known.
+    secrets: BTreeSet<String>,
+    environment: BTreeSet<String>,
+    /// Of everything that a driver was passed or read.
+    inputs: BTreeSet<String>,
+}
+
+impl Words {
+    fn call(&mut self, kind: Kind, call: &RecordedCall) {
+        let RecordedCall { arguments, host, answer, .. } = call;
+        self.collect(arguments);
+        collect_texts(arguments, &mut self.inputs);
+        if let Answer::Returned(answer) = answer {
+            self.collect(answer);
+        }
+        for HostCall { function, answer, .. } in host {
+            let Answer::Returned(answer) = answer else { continue };
+            self.collect(answer);
+            collect_texts(answer, &mut self.inputs);
+            if function == "host-files.read" {
+                answer.get("Ok").into_iter().for_each(|content| collect_texts(content, &mut self.secrets));
+            }
+        }
+        if kind == Kind::Native {
+            self.secrets.append(&mut self.environment);
+        }
     }
-}
 
-/// Collects from environments and opaque parameters, by the names of their fields.
-fn collect(value: &Value, words: &mut BTreeSet<String>) {
-    match value {
-        Value::Array(values) => values.iter().for_each(|value| collect(value, words)),
-        Value::Object(fields) => {
-            for (name, value) in fields {
-                match (name.as_str(), value) {
-                    // `container-edits`, and the answer of a device plugin.
-                    ("env", Value::Array(pairs)) => {
-                        let values = pairs.iter().filter_map(|pair| pair.get("value")?.as_str());
-                        values.for_each(|value| split(value, words));
+    /// Collects from environments and opaque parameters, by the names of their fields.
+    fn collect(&mut self, value: &Value) {
+        match value {
+            Value::Array(values) => values.iter().for_each(|value| self.collect(value)),
+            Value::Object(fields) => {
+                for (name, value) in fields {
+                    match (name.as_str(), value) {
+                        // `container-edits`, and the answer of a device plugin.
+                        ("env", Value::Array(pairs)) => {
+                            let values = pairs.iter().filter_map(|pair| pair.get("value"));
+                            values.for_each(|value| collect_texts(value, &mut self.environment));
+                        }
+                        ("envs", value) => collect_texts(value, &mut self.environment),
+                        ("parameters", Value::String(text)) => collect_parameters(text, &mut self.secrets),
+                        _ => self.collect(value),
                     }
-                    ("envs", Value::Object(pairs)) => {
-                        pairs.values().filter_map(Value::as_str).for_each(|value| split(value, words));
-                    }
-                    ("parameters", Value::String(text)) => collect_parameters(text, words),
-                    _ => collect(value, words),
                 }
             }
+            _ => {}
         }
-        _ => {}
+    }
+
+    /// Of a word in an environment, that is a secret which occurs in an input. What a driver made up itself it makes up again.
+    fn secrets(self) -> Result<BTreeSet<String>, BuildError> {
+        let Self { mut secrets, environment, inputs } = self;
+        let within = |parts: &BTreeSet<String>, wholes: &BTreeSet<String>| {
+            let parts: Vec<_> = parts.iter().collect();
+            let matcher = AhoCorasick::new(&parts)?;
+            let mut found = BTreeSet::new();
+            for whole in wholes {
+                let matches = matcher.find_overlapping_iter(whole);
+                found.extend(matches.map(|part| parts[part.pattern().as_usize()].clone()));
+            }
+            Ok(found)
+        };
+        secrets.append(&mut within(&environment, &inputs)?);
+        secrets.append(&mut within(&inputs, &environment)?);
+        Ok(secrets)
+    }
+}
+
+/// Collects from all texts and bytes.
+fn collect_texts(value: &Value, words: &mut BTreeSet<String>) {
+    match value {
+        Value::String(text) => split(text, words),
+        Value::Array(values) => match bytes(values) {
+            Some(bytes) => split(&String::from_utf8_lossy(&bytes), words),
+            None => values.iter().for_each(|value| collect_texts(value, words)),
+        },
+        Value::Object(fields) => fields.values().for_each(|value| collect_texts(value, words)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 
@@ -415,6 +468,38 @@ mod tests {
     }
 
     #[test]
+    fn of_an_environment_the_words_that_came_from_outside_are_secrets() {
+        let env = |value: &str| json!({"env": [{"key": "K", "value": value}]});
+        let call = RecordedCall {
+            arguments: json!({"claims": ["/dev/dri/renderXYZ9"]}),
+            host: vec![HostCall {
+                function: "sysfs.read".into(),
+                arguments: json!(["serial"]),
+                answer: Answer::Returned(json!({"Ok": b"hunter2-hunter2".to_vec()})),
+            }],
+            answer: Answer::Returned(json!([
+                env("made-up-by-driver"),
+                env("id-hunter2-hunter2"),
+                env("renderXYZ9")
+            ])),
+            ..a_call()
+        };
+        let mut redacted = recording(call.clone(), "");
+        redact(&mut redacted).unwrap();
+        let text = serde_json::to_string(&redacted.lines).unwrap();
+        assert!(text.contains("made-up-by-driver") && text.contains("\"id-"), "{text}");
+        assert!(
+            !text.contains("hunter2") && !text.contains("renderXYZ9") && text.contains("/dev/dri/"),
+            "{text}"
+        );
+        // Of a plugin it is not known what it read.
+        let mut native = recording(call, "");
+        native.lines[0] = Line::Revision(Revision::native("gpu.example.com"));
+        redact(&mut native).unwrap();
+        assert!(!serde_json::to_string(&native.lines).unwrap().contains("made-up-by-driver"));
+    }
+
+    #[test]
     fn the_enums_of_the_contract_keep_their_words() {
         let contract = concat!(
             include_str!("../../../../wit/claims.wit"),
@@ -448,6 +533,7 @@ mod tests {
             prop_assume!(is_secret && !CONTRACT_WORDS.contains(&secret.as_str()));
             prop_assume!(!secret.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.'));
             let mut call = a_call();
+            call.host[0].answer = Answer::Returned(json!({"Err": {"message": secret}}));
             call.answer = Answer::Returned(json!([{"env": [{"key": "K", "value": secret}], "text": format!("{beside} {secret}"), "memo": secret.as_bytes()}]));
             let mut redacted = recording(call.clone(), "");
             redact(&mut redacted).unwrap();
