@@ -465,3 +465,60 @@ impl TryRng for Random {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As a reader has them.
+    fn parsed(calls: Vec<HostCall<Raw>>) -> Vec<HostCall> {
+        serde_json::from_value(serde_json::to_value(calls).unwrap()).unwrap()
+    }
+
+    /// What a call reads of clocks and random numbers.
+    fn readings(tap: &Tap) -> (Duration, u64, [u8; 5], u64) {
+        let clock = Clock { tap: tap.clone(), wall: WallClock::new(), monotonic: MonotonicClock::new() };
+        let mut random = Random { tap: tap.clone(), function: "wasi-random.random", source: thread_rng() };
+        let mut bytes = [0; 5];
+        random.fill_bytes(&mut bytes);
+        (HostWallClock::now(&clock), HostMonotonicClock::now(&clock), bytes, random.next_u64())
+    }
+
+    #[test]
+    fn clocks_and_random_numbers_are_replayed_and_what_was_not_read_differs() {
+        let tap = Tap::recording(1 << 20);
+        let recorded = readings(&tap);
+        let calls = parsed(tap.take().unwrap());
+        let names: Vec<_> = calls.iter().map(|call| call.function.as_ref()).collect();
+        let random = "wasi-random.random";
+        assert_eq!(names, [random, "wasi-wall-clock.now", "wasi-monotonic-clock.now", random]);
+        let again = Tap::replaying(&calls);
+        assert_eq!((readings(&again), again.replay_end()), (recorded, None));
+        let shorter = Tap::replaying(&calls[..3]);
+        let (wall, monotonic, bytes, number) = readings(&shorter);
+        assert_eq!((wall, monotonic, bytes, number), (recorded.0, recorded.1, recorded.2, 0));
+        let Some(ReplayEnd::Differs { index: 3, expected: None, got: Some(got) }) = shorter.replay_end()
+        else {
+            panic!("{:?}", shorter.replay_end())
+        };
+        assert_eq!((got.function.as_ref(), got.arguments), (random, Value::from(8)));
+    }
+
+    #[test]
+    fn an_answer_that_is_none_of_the_function_ends_the_replay() {
+        let tap = Tap::recording(1 << 20);
+        readings(&tap);
+        let mut calls = parsed(tap.take().unwrap());
+        calls[2].answer = Answer::Returned(Value::from("soon"));
+        let edited = Tap::replaying(&calls);
+        readings(&edited);
+        assert!(matches!(edited.replay_end(), Some(ReplayEnd::Differs { index: 2, got: None, .. })));
+    }
+
+    #[test]
+    fn more_than_the_maximum_is_not_kept() {
+        let tap = Tap::recording(100);
+        readings(&tap);
+        assert!(tap.take().is_none());
+    }
+}
