@@ -16,7 +16,7 @@ pub const FORMAT: &str = "nodedock-recording/1";
 /// Bytes of a line: a driver's file in base64 is the longest.
 const LINE_BYTES_MAX: u64 = 96 << 20;
 /// Bytes of a recording that is read, without compression: a ring of the largest size, and some drivers' files.
-pub const RECORDING_BYTES_MAX: u64 = 768 << 20;
+pub const RECORDING_BYTES_MAX: u64 = 256 << 20;
 
 /// The first line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -71,11 +71,11 @@ impl Recordings {
         bytes_max: u64,
     ) -> Result<Self, RecordingsError> {
         let configured: BTreeSet<_> = drivers.into_iter().collect();
-        let failed = |action, path: &Path| {
-            let path = path.to_owned();
-            move |source| RecordingsError::Io { action, path, source }
-        };
-        remove_others(directory, &configured).map_err(failed("remove old recordings in", directory))?;
+        // On a disk that cannot be written the daemon serves, and records nothing.
+        if let Err(error) = remove_others(directory, &configured) {
+            let directory = directory.display();
+            tracing::warn!(%directory, %error, "old recordings cannot be removed");
+        }
         let (queue, commands) = mpsc::channel();
         let waiting = Arc::new(AtomicUsize::new(0));
         let writer = Writer {
@@ -87,7 +87,11 @@ impl Recordings {
         };
         // A thread and not a task: it waits for the disk. It ends when the last recorder is dropped.
         let spawned = std::thread::Builder::new().name("recordings".into()).spawn(|| writer.run(commands));
-        spawned.map_err(failed("start the thread that writes", directory))?;
+        spawned.map_err(|source| RecordingsError::Io {
+            action: "start the thread that writes",
+            path: directory.to_owned(),
+            source,
+        })?;
         let switches = Mutex::default();
         Ok(Self(Some(Arc::new(Shared { configured, bytes_max, queue, waiting, switches }))))
     }

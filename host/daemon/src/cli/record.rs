@@ -1,6 +1,7 @@
 //! `nodedock record`: writes the recorded calls of a driver to a file.
 
-use std::path::PathBuf;
+use std::io::Write;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -17,7 +18,7 @@ use nodedock_core::recording::redact::redact;
 pub(super) struct RecordArgs {
     /// Name of the driver, or of the extended resource of a device plugin
     driver: String,
-    /// File to write
+    /// File to write; `-` is standard output
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// Record for so many seconds first, whatever the config says [default: write what is recorded]
@@ -63,6 +64,9 @@ pub(super) async fn run(location: &Location, args: RecordArgs) -> Result<()> {
         file::write(&header, lines(), &mut content)
     }
     .context("write the recording")?;
+    if out == Path::new("-") {
+        return std::io::stdout().lock().write_all(&content).context("write to standard output");
+    }
     // With mode 0600.
     nodedock_base::file::replace(&out, &content).with_context(|| format!("write {}", out.display()))?;
     let redacted = if is_redacted { ", redacted" } else { "" };

@@ -17,7 +17,7 @@ pub struct RecordingSection {
     /// Names of drivers, and of the extended resources of device plugins.
     pub drivers: Vec<RecordedName>,
     /// Bytes of one driver's recording on disk; the oldest calls are dropped first.
-    #[serde(deserialize_with = "values::within::<_, _, 65_536, 268_435_456>")]
+    #[serde(deserialize_with = "values::within::<_, _, 65_536, 67_108_864>")]
     pub max_bytes: Option<u64>,
 }
 
