@@ -80,7 +80,7 @@ enum Command {
     /// Show the state, the problems and the history of a claim, a driver or an extended resource
     #[command(subcommand)]
     Explain(explain::ExplainCommand),
-    /// Inspect and package driver files, and reload or resume a driver
+    /// Write, build, check, test, inspect and package drivers, and reload or resume a driver
     #[command(subcommand)]
     Driver(driver::DriverCommand),
     Conform(conform::ConformArgs),
@@ -194,6 +194,7 @@ fn execute(location: &Location, command: Command) -> Result<()> {
         Command::Conform(args) => block_on(conform::run(args)),
         Command::Record(args) => block_on(record::run(location, args)),
         Command::Replay(args) => block_on(replay::run(args)),
+        Command::Driver(command) => driver::execute(location, command),
         Command::Checkpoint(command) => checkpoint::run(location, command),
         Command::Node(command) => node::run(command),
         Command::Simulate(args) => simulate::run(args),

@@ -1,9 +1,21 @@
 //! `nodedock driver`: commands about driver files, for authors and operators.
 
+mod bench;
+mod build;
+mod check;
 mod image_layout;
 mod inspect;
+mod language;
+mod new;
 mod package;
+mod run;
+mod templates;
+mod test;
+mod workbench;
 
+use std::fs::Permissions;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -11,9 +23,9 @@ use anyhow::{Context, Result};
 use clap::Subcommand;
 use nodedock_proto::node::v1;
 
-use super::Location;
 use super::client::connect;
 use super::output::{print_text, printable};
+use super::{Location, block_on};
 use nodedock_core::driver::NodeFacts;
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::hardware::Hardware;
@@ -24,8 +36,23 @@ use nodedock_model::limit;
 use nodedock_wasm::trust::open::{self, OpenError};
 use nodedock_wasm::{Compiler, DriverFile, Inspection, NumaNodeForm, WasmHost, WasmSettings};
 
+/// Of files that are written; the umask takes from it.
+const FILE_MODE: u32 = 0o666;
+
 #[derive(Subcommand)]
 pub(super) enum DriverCommand {
+    /// Write the directory of a new driver, which builds and passes its tests as it is
+    New(new::NewArgs),
+    /// Build a driver with the tool of its language, into NAME.wasm beside its sources
+    Build(build::BuildArgs),
+    /// Check a driver and its files: the contract, the grant, the config, and its devices on a machine
+    Check(check::CheckArgs),
+    /// Show the devices that a driver finds on a recorded machine and what a container gets for each, and compare with a golden file
+    Test(test::TestArgs),
+    /// Measure the calls of a driver
+    Bench(bench::BenchArgs),
+    /// Run a daemon with one driver on a temporary root, and print what it publishes
+    Run(run::RunArgs),
     /// Show what a driver file is and requests, without a daemon; of its code only `describe` runs
     Inspect(inspect::InspectArgs),
     /// Print a grant with everything that a driver file requests, to be read, narrowed and saved as NAME.grant.yaml
@@ -38,13 +65,20 @@ pub(super) enum DriverCommand {
     Resume { name: String },
 }
 
-pub(super) async fn run(location: &Location, command: DriverCommand) -> Result<()> {
+pub(super) fn execute(location: &Location, command: DriverCommand) -> Result<()> {
     match command {
-        DriverCommand::Inspect(args) => inspect::run(args).await,
-        DriverCommand::Grant { file } => print_grant(&file).await,
-        DriverCommand::Package(args) => package::run(args).await,
-        DriverCommand::Reload { name } => reload(location, name).await,
-        DriverCommand::Resume { name } => resume(location, name).await,
+        DriverCommand::New(args) => new::run(&args),
+        DriverCommand::Build(args) => build::run(&args),
+        DriverCommand::Check(args) => block_on(check::run(args)),
+        DriverCommand::Test(args) => block_on(test::run(args)),
+        DriverCommand::Bench(args) => block_on(bench::run(args)),
+        // A daemon has a runtime of its own.
+        DriverCommand::Run(args) => run::run(&args),
+        DriverCommand::Inspect(args) => block_on(inspect::run(args)),
+        DriverCommand::Grant { file } => block_on(print_grant(&file)),
+        DriverCommand::Package(args) => block_on(package::run(args)),
+        DriverCommand::Reload { name } => block_on(reload(location, name)),
+        DriverCommand::Resume { name } => block_on(resume(location, name)),
     }
 }
 
@@ -93,6 +127,20 @@ fn grant_beside(file: &Path, given: Option<&Path>) -> Result<(Grant, Option<Path
 fn read_text(path: &Path) -> Result<String> {
     let bytes = read(path, limit::SIDE_FILE_BYTES_MAX)?;
     String::from_utf8(bytes).with_context(|| format!("{} is not UTF-8 text", path.display()))
+}
+
+/// Writes a file at once: a daemon or a person may read it meanwhile.
+fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    let context = || format!("write {}", path.display());
+    let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    let mut file = tempfile::Builder::new()
+        .prefix(".nodedock-")
+        .permissions(Permissions::from_mode(FILE_MODE))
+        .tempfile_in(parent)
+        .with_context(context)?;
+    file.write_all(bytes).with_context(context)?;
+    file.persist(path).with_context(context)?;
+    Ok(())
 }
 
 async fn print_grant(file: &Path) -> Result<()> {

@@ -1,0 +1,169 @@
+//! `nodedock driver bench`: what a driver costs on a node.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde::Serialize;
+
+use super::super::output::{Column, Format, Row, print, table};
+use super::workbench::{SubjectArgs, Workbench};
+use nodedock_model::{DeviceName, Inventory, PoolName};
+use nodedock_wasm::{Trigger, WasmDriver};
+
+const ROUNDS: u32 = 50;
+const ROUNDS_MAX: u32 = 10_000;
+
+#[derive(Args)]
+pub(in crate::cli) struct BenchArgs {
+    #[command(flatten)]
+    subject: SubjectArgs,
+    /// Recorded machine: a directory or a tar file with its /sys [default: this machine]
+    #[arg(long, value_name = "SNAPSHOT")]
+    hardware: Option<PathBuf>,
+    /// Calls of each function
+    #[arg(long, default_value_t = ROUNDS, value_parser = clap::value_parser!(u32).range(1..=i64::from(ROUNDS_MAX)))]
+    rounds: u32,
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+/// A value, or several of the same kind.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Measured {
+    what: &'static str,
+    unit: &'static str,
+    /// Of several values.
+    median: f64,
+    p10: f64,
+    p90: f64,
+    max: f64,
+    count: usize,
+}
+
+impl Row for Measured {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("WHAT", |row| row.what.to_owned()),
+        ("MEDIAN", |row| row.shown(row.median)),
+        ("P10", |row| row.spread(row.p10)),
+        ("P90", |row| row.spread(row.p90)),
+        ("MAX", |row| row.spread(row.max)),
+        ("N", |row| row.count.to_string()),
+    ];
+}
+
+impl Measured {
+    /// `values` has at least one.
+    fn new(what: &'static str, unit: &'static str, mut values: Vec<f64>) -> Self {
+        values.sort_by(f64::total_cmp);
+        let count = values.len();
+        let at = |percent: usize| values.get((count - 1) * percent / 100).copied().unwrap_or_default();
+        Self { what, unit, median: at(50), p10: at(10), p90: at(90), max: at(100), count }
+    }
+
+    fn of_times(what: &'static str, times: &[Duration]) -> Self {
+        Self::new(what, "ms", times.iter().map(|time| time.as_secs_f64() * 1000.0).collect())
+    }
+
+    fn shown(&self, value: f64) -> String {
+        let digits = if self.unit == "ms" { 3 } else { 1 };
+        format!("{value:.digits$} {}", self.unit)
+    }
+
+    /// One value has no spread.
+    fn spread(&self, value: f64) -> String {
+        if self.count == 1 { "-".to_owned() } else { self.shown(value) }
+    }
+}
+
+pub(super) async fn run(args: BenchArgs) -> Result<()> {
+    let subject = args.subject.read()?;
+    let bench = Workbench::new(args.hardware.as_deref())?;
+    let start = Instant::now();
+    let driver = bench.load(&subject).await?;
+    let load = start.elapsed();
+    let (mut rows, inventory) = calls(&bench, &driver, args.rounds).await?;
+    rows.insert(0, Measured::of_times("load, with compilation", &[load]));
+    let answer = serde_json::to_vec(&inventory).context("write the inventory")?.len();
+    let kib = |bytes: f64| vec![bytes / 1024.0];
+    rows.push(Measured::new(
+        "memory of a call, at most",
+        "KiB",
+        kib(driver.stats().peak_memory.get() as f64),
+    ));
+    rows.push(Measured::new("devices, as JSON", "KiB", kib(answer as f64)));
+    rows.push(Measured::new("file", "KiB", kib(subject.file.bytes.len() as f64)));
+    print(args.output, &rows, || table(args.output, &rows, ""))
+}
+
+async fn calls(bench: &Workbench, driver: &WasmDriver, rounds: u32) -> Result<(Vec<Measured>, Inventory)> {
+    let name = &driver.info().name;
+    let (mut instantiate, mut discover) = (Vec::new(), Vec::new());
+    let mut inventory = Inventory::default();
+    for _ in 0..rounds {
+        let start = Instant::now();
+        let made = driver.instantiate(&driver.look_call()).await;
+        instantiate.push(start.elapsed());
+        made.with_context(|| format!("{name} cannot be instantiated"))?;
+        let start = Instant::now();
+        let found = driver.discover(&driver.look_call(), Trigger::Request).await;
+        discover.push(start.elapsed());
+        inventory = found.with_context(|| format!("{name} does not discover its devices"))?;
+    }
+    let mut rows =
+        vec![Measured::of_times("instantiate", &instantiate), Measured::of_times("discover", &discover)];
+    if let Some((pool, device)) = first(&inventory) {
+        rows.extend(claims(bench, driver, pool, device, rounds).await?);
+    }
+    Ok((rows, inventory))
+}
+
+fn first(inventory: &Inventory) -> Option<(&PoolName, &DeviceName)> {
+    inventory.pools.iter().find_map(|(name, pool)| Some((name, pool.devices.keys().next()?)))
+}
+
+/// Prepares and unprepares a claim for one device.
+async fn claims(
+    bench: &Workbench,
+    driver: &WasmDriver,
+    pool: &PoolName,
+    device: &DeviceName,
+    rounds: u32,
+) -> Result<[Measured; 2]> {
+    let (mut prepare, mut unprepare) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let mut claim = bench.claim(driver, pool, device);
+        let start = Instant::now();
+        let prepared = claim.prepare(driver).await;
+        prepare.push(start.elapsed());
+        prepared.with_context(|| format!("{pool}/{device} is not prepared"))?;
+        let start = Instant::now();
+        let unprepared = claim.unprepare(driver).await;
+        unprepare.push(start.elapsed());
+        unprepared.with_context(|| format!("{pool}/{device} is not unprepared"))?;
+        drop(bench.take_writes());
+    }
+    Ok([Measured::of_times("prepare", &prepare), Measured::of_times("unprepare", &unprepare)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_median_has_its_spread_and_a_single_value_has_none() {
+        let values = (0..=100).rev().map(f64::from).collect();
+        let several = Measured::new("discover", "ms", values);
+        let Measured { median, p10, p90, max, count, .. } = several;
+        assert_eq!((median, p10, p90, max, count), (50.0, 10.0, 90.0, 100.0, 101));
+        let rows = [several, Measured::new("file", "KiB", vec![1.25])];
+        assert_eq!(
+            table(Format::Table, &rows, ""),
+            "WHAT       MEDIAN      P10         P90         MAX          N\n\
+             discover   50.000 ms   10.000 ms   90.000 ms   100.000 ms   101\n\
+             file       1.2 KiB     -           -           -            1"
+        );
+    }
+}

@@ -1,0 +1,213 @@
+//! `nodedock driver build`: has the tool of a driver's language build it, and puts NAME.wasm beside the sources.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use serde::Deserialize;
+
+use super::super::output::print_text;
+use super::language::{Language, NO_GO};
+use super::write_file;
+use nodedock_wasm::file_watch;
+
+const RUST_TARGET: &str = "wasm32-unknown-unknown";
+const GRANT: &str = ".grant.yaml";
+
+#[derive(Args)]
+pub(in crate::cli) struct BuildArgs {
+    /// Directory of the driver
+    #[arg(default_value = ".")]
+    dir: PathBuf,
+    /// Language, where the files of several are there
+    #[arg(long, value_enum, value_name = "LANGUAGE")]
+    lang: Option<Language>,
+}
+
+pub(super) fn run(args: &BuildArgs) -> Result<()> {
+    let directory =
+        args.dir.canonicalize().with_context(|| format!("find the directory {}", args.dir.display()))?;
+    let language = args.lang.map_or_else(|| Language::of_directory(&directory), Ok)?;
+    let output = directory.join(format!("{}.wasm", stem(&directory)?));
+    match language {
+        Language::Rust => build_rust(&directory, &output)?,
+        Language::Python => build_python(&directory, &output)?,
+        Language::JavaScript => build_javascript(&directory, &output)?,
+        Language::C => build_c(&directory, &output)?,
+        Language::Go => bail!("{NO_GO}"),
+    }
+    let size = std::fs::metadata(&output).with_context(|| format!("{} was not built", output.display()))?;
+    print_text(&format!("{}, {} bytes", output.display(), size.len()))
+}
+
+/// The driver's files have the name of its grant, or else of its directory.
+fn stem(directory: &Path) -> Result<String> {
+    let shown = directory.display();
+    let entries = std::fs::read_dir(directory).with_context(|| format!("read {shown}"))?;
+    let mut stems = Vec::new();
+    for entry in entries {
+        let name = entry.with_context(|| format!("read {shown}"))?.file_name();
+        stems.extend(name.to_str().and_then(|name| name.strip_suffix(GRANT)).map(str::to_owned));
+    }
+    stems.sort();
+    let name = match stems.as_slice() {
+        [] => directory.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        [stem] => stem.clone(),
+        [one, other, ..] => bail!("{shown} has {one}{GRANT} and {other}{GRANT}: the driver is named by one"),
+    };
+    let is_stem = file_watch::stem(OsStr::new(&format!("{name}.wasm"))).is_some();
+    ensure!(is_stem, "{shown} has no {GRANT} file that names the driver: add NAME{GRANT}");
+    Ok(name)
+}
+
+/// Runs a tool, which prints what it does itself.
+fn run_tool(command: &mut Command, install: &str) -> Result<()> {
+    let program = command.get_program().to_string_lossy().into_owned();
+    let status = match command.stdin(Stdio::null()).status() {
+        Err(error) if error.kind() == ErrorKind::NotFound => bail!("{program} is not installed: {install}"),
+        status => status.with_context(|| format!("start {program}"))?,
+    };
+    ensure!(status.success(), "{program} failed ({status})");
+    Ok(())
+}
+
+/// A message of `cargo build`.
+#[derive(Deserialize)]
+struct CargoMessage {
+    reason: String,
+    #[serde(default)]
+    manifest_path: Option<PathBuf>,
+    #[serde(default)]
+    filenames: Vec<PathBuf>,
+}
+
+fn build_rust(directory: &Path, output: &Path) -> Result<()> {
+    let install = "install Rust from https://rustup.rs";
+    let mut cargo = Command::new("cargo");
+    cargo.args(["build", "--lib", "--release", "--target", RUST_TARGET]);
+    cargo.arg("--message-format=json-render-diagnostics").current_dir(directory);
+    let child = cargo.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+    let mut child = match child {
+        Err(error) if error.kind() == ErrorKind::NotFound => bail!("cargo is not installed: {install}"),
+        child => child.context("start cargo")?,
+    };
+    let manifest = directory.join("Cargo.toml");
+    let mut built = None;
+    for line in BufReader::new(child.stdout.take().context("cargo has no output")?).lines() {
+        // The output of build scripts is between the messages.
+        let line = line.context("read the output of cargo")?;
+        let Ok(message) = serde_json::from_str::<CargoMessage>(&line) else { continue };
+        if message.reason == "compiler-artifact" && message.manifest_path.as_ref() == Some(&manifest) {
+            let is_wasm = |file: &PathBuf| file.extension() == Some(OsStr::new("wasm"));
+            built = message.filenames.into_iter().find(is_wasm).or(built);
+        }
+    }
+    let status = child.wait().context("wait for cargo")?;
+    ensure!(
+        status.success(),
+        "cargo failed ({status}); if it lacks the target: rustup target add {RUST_TARGET}"
+    );
+    let built = built.with_context(|| {
+        format!("{} has no library with crate-type \"cdylib\", which a driver is", manifest.display())
+    })?;
+    let bytes = std::fs::read(&built).with_context(|| format!("read {}", built.display()))?;
+    write_file(output, &bytes)
+}
+
+fn build_python(directory: &Path, output: &Path) -> Result<()> {
+    let own = directory.join(".venv/bin/componentize-py");
+    let program = if own.is_file() { own } else { "componentize-py".into() };
+    let mut command = Command::new(program);
+    command.args(["-d", "wit", "-w", "driver", "componentize", "--stub-wasi", "driver", "-o"]);
+    let install = "python3 -m venv .venv && .venv/bin/pip install -r requirements.txt";
+    run_tool(command.arg(output).current_dir(directory), install)
+}
+
+fn build_javascript(directory: &Path, output: &Path) -> Result<()> {
+    let tool = "node_modules/@bytecodealliance/componentize-js";
+    let install = "npm install --ignore-scripts";
+    ensure!(
+        directory.join(tool).is_dir(),
+        "componentize-js is not installed in {}: {install}",
+        directory.display()
+    );
+    let mut command = Command::new("node");
+    command.args(["build.js", "wit"]).arg(output).current_dir(directory);
+    run_tool(&mut command, "install Node.js 20 or newer from https://nodejs.org")
+}
+
+fn build_c(directory: &Path, output: &Path) -> Result<()> {
+    let packages =
+        "the packages clang, lld, wasi-libc and libclang-rt-VERSION-dev-wasm32 of Debian and Ubuntu have it";
+    let mut command = Command::new("clang");
+    command.args(["--target=wasm32-wasi", "-Os", "-Wall", "-nostartfiles"]);
+    command.args(["-Wl,--no-entry", "-Wl,--strip-all"]);
+    for (part, extensions) in [("", &["c"][..]), ("bindings", &["c", "o"])] {
+        command.args(sources(&directory.join(part), extensions)?);
+    }
+    run_tool(command.arg("-o").arg(output).current_dir(directory), packages).with_context(|| {
+        format!("build with clang for WebAssembly, with its linker and C library: {packages}")
+    })
+}
+
+/// The files of a directory with these extensions, in the order of their names.
+fn sources(directory: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
+    let context = || format!("read {}", directory.display());
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(directory).with_context(context)? {
+        let path = entry.with_context(context)?.path();
+        if path.extension().and_then(OsStr::to_str).is_some_and(|extension| extensions.contains(&extension)) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nodedock_base::error::chain;
+
+    #[test]
+    fn a_driver_is_named_by_its_grant_or_its_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let named = directory.path().join("nic");
+        std::fs::create_dir(&named).unwrap();
+        assert_eq!(stem(&named).unwrap(), "nic");
+        std::fs::write(named.join("gpu.grant.yaml"), "").unwrap();
+        assert_eq!(stem(&named).unwrap(), "gpu");
+        std::fs::write(named.join("fpga.grant.yaml"), "").unwrap();
+        let two = stem(&named).unwrap_err().to_string();
+        assert!(two.contains("has fpga.grant.yaml and gpu.grant.yaml"), "{two}");
+        let hidden = directory.path().join(".hidden");
+        std::fs::create_dir(&hidden).unwrap();
+        assert!(stem(&hidden).unwrap_err().to_string().contains("add NAME.grant.yaml"));
+    }
+
+    #[test]
+    fn a_missing_tool_is_named_with_how_to_install_it() {
+        let missing = run_tool(&mut Command::new("/nowhere/componentize"), "pip install it").unwrap_err();
+        assert_eq!(missing.to_string(), "/nowhere/componentize is not installed: pip install it");
+        let failed = run_tool(&mut Command::new("false"), "").unwrap_err().to_string();
+        assert!(failed.starts_with("false failed"), "{failed}");
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("driver.js"), "").unwrap();
+        std::fs::write(directory.path().join("a.grant.yaml"), "").unwrap();
+        let args = BuildArgs { dir: directory.path().to_owned(), lang: None };
+        let missing = chain(run(&args).unwrap_err().as_ref());
+        assert!(
+            missing.contains("componentize-js is not installed in") && missing.contains("npm install"),
+            "{missing}"
+        );
+    }
+
+    #[test]
+    fn a_directory_that_does_not_exist_is_named() {
+        let nowhere = BuildArgs { dir: "/nowhere".into(), lang: None };
+        assert!(chain(run(&nowhere).unwrap_err().as_ref()).contains("find the directory /nowhere"));
+    }
+}

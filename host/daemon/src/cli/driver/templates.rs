@@ -1,0 +1,244 @@
+//! The files of a new driver, embedded in the program: one list for each language. Pure.
+
+use super::language::Language;
+
+/// What the placeholders of a template stand for.
+#[derive(Debug)]
+pub(super) struct Values<'a> {
+    /// The driver's name.
+    pub(super) name: &'a str,
+    /// Of its files.
+    pub(super) stem: &'a str,
+    /// The dependency on the SDK, as in `Cargo.toml`.
+    pub(super) sdk: &'a str,
+    /// For readers of the workflow.
+    pub(super) note: &'a str,
+}
+
+enum Content {
+    /// With placeholders.
+    Text(&'static str),
+    Plain(&'static [u8]),
+}
+
+type File = (&'static str, Content);
+
+/// What differs between languages beside the sources.
+struct Template {
+    language: &'static str,
+    source: &'static str,
+    /// How to install the tools, for `README.md`.
+    setup: &'static str,
+    /// Steps of the workflow that build the driver.
+    build: &'static str,
+    files: &'static [File],
+}
+
+macro_rules! text {
+    ($path:literal) => {
+        Content::Text(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/templates/driver/", $path)))
+    };
+}
+
+/// A file of the repository.
+macro_rules! plain {
+    ($path:literal) => {
+        Content::Plain(include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../", $path)))
+    };
+}
+
+/// The contract's version is in its first file.
+const CONTRACT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit/driver.wit"));
+
+const COMMON: &[File] = &[
+    ("README.md", text!("common/README.md")),
+    ("@STEM@.grant.yaml", text!("common/grant.yaml")),
+    ("golden.yaml", text!("common/golden.yaml")),
+    (".github/workflows/driver.yml", text!("common/driver.yml")),
+    ("machine/sys/devices/virtual/misc/fuse/uevent", text!("common/machine/fuse.uevent")),
+    ("machine/sys/devices/virtual/misc/tun/uevent", text!("common/machine/tun.uevent")),
+    ("wit/claims.wit", plain!("wit/claims.wit")),
+    ("wit/common.wit", plain!("wit/common.wit")),
+    ("wit/container-edits.wit", plain!("wit/container-edits.wit")),
+    ("wit/driver.wit", plain!("wit/driver.wit")),
+    ("wit/facets.wit", plain!("wit/facets.wit")),
+    ("wit/host.wit", plain!("wit/host.wit")),
+    ("wit/inventory.wit", plain!("wit/inventory.wit")),
+];
+
+const RUST: Template = Template {
+    language: "Rust",
+    source: "src/lib.rs",
+    setup: "The tools are [rustup](https://rustup.rs) and `rustup target add wasm32-unknown-unknown`. `cargo test` runs the unit tests, which need no \
+            WebAssembly.",
+    build: "      - run: rustup target add wasm32-unknown-unknown
+      - run: cargo test
+      - run: cargo build --release --target wasm32-unknown-unknown
+      - run: cp target/wasm32-unknown-unknown/release/driver.wasm @STEM@.wasm",
+    files: &[
+        ("Cargo.toml", text!("rust/Cargo.toml")),
+        ("src/lib.rs", text!("rust/lib.rs")),
+        (".gitignore", Content::Text("/target/\n/@STEM@.wasm\n")),
+    ],
+};
+
+const PYTHON: Template = Template {
+    language: "Python",
+    source: "driver.py",
+    setup: "The tool is `componentize-py`, for Python 3.10 or newer: `python3 -m venv .venv && .venv/bin/pip install -r requirements.txt`.",
+    build: "      - uses: actions/setup-python@v5
+        with: {python-version: \"3.13\"}
+      - run: pip install -r requirements.txt
+      - run: componentize-py -d wit -w driver componentize --stub-wasi driver -o @STEM@.wasm",
+    files: &[
+        ("driver.py", text!("python/driver.py")),
+        ("requirements.txt", text!("python/requirements.txt")),
+        (".gitignore", Content::Text("/.venv/\n__pycache__/\n/@STEM@.wasm\n")),
+    ],
+};
+
+const JAVASCRIPT: Template = Template {
+    language: "JavaScript",
+    source: "driver.js",
+    setup: "The tools are Node.js 20 or newer and `npm install --ignore-scripts`.",
+    build: "      - uses: actions/setup-node@v4
+        with: {node-version: 22}
+      - run: npm install --ignore-scripts
+      - run: node build.js wit @STEM@.wasm",
+    files: &[
+        ("driver.js", text!("javascript/driver.js")),
+        ("build.js", text!("javascript/build.js")),
+        ("package.json", text!("javascript/package.json")),
+        (".gitignore", Content::Text("/node_modules/\n/@STEM@.wasm\n")),
+    ],
+};
+
+const C: Template = Template {
+    language: "C",
+    source: "driver.c",
+    setup: "The tools are, on Debian and Ubuntu, the packages `clang`, `lld`, `wasi-libc` and `libclang-rt-VERSION-dev-wasm32`. `wit-bindgen c wit --world driver \
+            --out-dir bindings` of `wit-bindgen-cli` 0.61.1 generated `bindings/`.",
+    build: "      - run: sudo apt-get install --yes clang-18 lld-18 wasi-libc libclang-rt-18-dev-wasm32
+      - run: >-
+          clang-18 --target=wasm32-wasi -Os -nostartfiles -Wl,--no-entry -Wl,--strip-all
+          driver.c bindings/driver.c bindings/driver_component_type.o -o @STEM@.wasm",
+    files: &[
+        ("driver.c", text!("c/driver.c")),
+        ("bindings/driver.c", plain!("example-drivers/golden/c/bindings/driver.c")),
+        ("bindings/driver.h", plain!("example-drivers/golden/c/bindings/driver.h")),
+        (
+            "bindings/driver_component_type.o",
+            plain!("example-drivers/golden/c/bindings/driver_component_type.o"),
+        ),
+        (".gitignore", Content::Text("/@STEM@.wasm\n")),
+    ],
+};
+
+/// Returns the files of a new driver by path, or `None` for a language without a template.
+pub(super) fn files(language: Language, values: &Values<'_>) -> Option<Vec<(String, Vec<u8>)>> {
+    let template = match language {
+        Language::Rust => &RUST,
+        Language::Python => &PYTHON,
+        Language::JavaScript => &JAVASCRIPT,
+        Language::C => &C,
+        Language::Go => return None,
+    };
+    let fill = |text: &str| fill(text, template, values);
+    let file = |(path, content): &File| {
+        let bytes = match content {
+            Content::Text(text) => fill(text).into_bytes(),
+            Content::Plain(bytes) => bytes.to_vec(),
+        };
+        (fill(path), bytes)
+    };
+    Some(COMMON.iter().chain(template.files).map(file).collect())
+}
+
+fn fill(text: &str, template: &Template, values: &Values<'_>) -> String {
+    let env = values.stem.to_uppercase().replace('-', "_");
+    let contract = CONTRACT.lines().find_map(|line| line.strip_prefix("package nodedock:driver@"));
+    let contract = contract.unwrap_or_default().trim_end_matches(';');
+    // Values that have placeholders themselves come first.
+    let all = [
+        ("@SETUP@", template.setup),
+        ("@BUILD@", template.build),
+        ("@LANGUAGE@", template.language),
+        ("@SOURCE@", template.source),
+        ("@NOTE@", values.note),
+        ("@NAME@", values.name),
+        ("@STEM@", values.stem),
+        ("@ENV@", &env),
+        ("@SDK@", values.sdk),
+        ("@VERSION@", env!("CARGO_PKG_VERSION")),
+        ("@CONTRACT@", contract),
+    ];
+    all.iter().fold(text.to_owned(), |text, (placeholder, value)| text.replace(placeholder, value))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    const LANGUAGES: [Language; 4] = [Language::Rust, Language::Python, Language::JavaScript, Language::C];
+
+    fn files_of(language: Language) -> BTreeMap<String, Vec<u8>> {
+        let values = Values { name: "my-gpu.example.com", stem: "my-gpu", sdk: "\"0.1\"", note: "" };
+        let all = files(language, &values).unwrap();
+        let count = all.len();
+        let all: BTreeMap<_, _> = all.into_iter().collect();
+        assert_eq!(all.len(), count, "no path occurs twice");
+        all
+    }
+
+    #[test]
+    fn no_placeholder_is_left_and_every_template_has_the_whole_contract() {
+        let wit = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../wit")).unwrap();
+        let wit: Vec<_> = wit.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        for language in LANGUAGES {
+            let all = files_of(language);
+            for name in &wit {
+                assert!(all.contains_key(&format!("wit/{name}")), "{language:?} lacks {name}");
+            }
+            for (path, bytes) in all.iter().filter(|(path, _)| !path.starts_with("bindings/")) {
+                let text = String::from_utf8(bytes.clone()).unwrap();
+                let placeholder =
+                    ["NAME", "STEM", "ENV", "SDK", "SETUP", "BUILD", "NOTE", "CONTRACT", "VERSION"]
+                        .iter()
+                        .find(|name| text.contains(&format!("@{name}@")));
+                assert_eq!(placeholder, None, "{language:?} {path}");
+                assert!(!path.contains('@'), "{path}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_filled_in() {
+        let text = |language, path: &str| String::from_utf8(files_of(language)[path].clone()).unwrap();
+        assert!(text(Language::JavaScript, "driver.js").contains("\"nodedock:driver/device-nodes@0."));
+        assert!(text(Language::Rust, "Cargo.toml").contains("nodedock-sdk = \"0.1\""));
+        for (language, source) in
+            [(Language::Rust, "src/lib.rs"), (Language::Python, "driver.py"), (Language::C, "driver.c")]
+        {
+            let text = text(language, source);
+            assert!(text.contains("\"my-gpu.example.com\"") && text.contains("MY_GPU_"), "{text}");
+        }
+        let grant = text(Language::C, "my-gpu.grant.yaml");
+        let grant = nodedock_model::grant::Grant::parse(&grant).unwrap();
+        assert_eq!(grant.allowed.env, ["MY_GPU_*"]);
+    }
+
+    #[test]
+    fn the_workflow_is_yaml_with_the_steps_of_the_language() {
+        for language in LANGUAGES {
+            let text = String::from_utf8(files_of(language)[".github/workflows/driver.yml"].clone()).unwrap();
+            let workflow: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
+            let steps = workflow["jobs"]["driver"]["steps"].as_array().unwrap();
+            let builds = |step: &&serde_json::Value| {
+                step["run"].as_str().is_some_and(|run| run.contains("my-gpu.wasm"))
+            };
+            assert_eq!(steps.iter().filter(builds).count(), 3, "{text}");
+        }
+    }
+}

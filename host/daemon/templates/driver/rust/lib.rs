@@ -1,0 +1,67 @@
+//! Offers nodes below `/dev` as devices.
+
+use nodedock_sdk::*;
+
+struct NodeDriver;
+
+nodedock_sdk::export_driver!(NodeDriver);
+
+const POOL: &str = "nodes";
+const NODES: [&str; 2] = ["/dev/fuse", "/dev/net/tun"];
+
+impl Driver for NodeDriver {
+    fn describe() -> DriverInfo {
+        DriverInfo::new("@NAME@", env!("CARGO_PKG_VERSION"))
+            .summary("Nodes below /dev")
+            .device_nodes(NODES)
+            .env(["@ENV@_*"])
+            .events(["misc"])
+    }
+
+    fn discover(host: &Host, _: &Context, _: &Trigger) -> Result<Inventory, Problem> {
+        let mut pool = Pool::new(POOL);
+        for path in NODES {
+            // A node that this machine does not have is not an error.
+            for node in host.device_nodes().glob(path)? {
+                let device = Device::new(name(path)).attribute("minor", node.minor);
+                pool = pool.device(device.identity(format!("dev:{path}")));
+            }
+        }
+        Ok(Inventory::new().pool(pool))
+    }
+
+    fn prepare(host: &Host, _: &Context, claim: &Claim) -> Result<Prepared, Problem> {
+        Prepared::each(claim, |allocated| {
+            let path = NODES.into_iter().find(|path| name(path) == allocated.device);
+            let path = path.ok_or_else(|| Problem::not_found("no-such-device", &allocated.device))?;
+            host.device_nodes().stat(path)?;
+            let variable = format!("@ENV@_{}", allocated.device.replace('-', "_").to_uppercase());
+            Ok(ContainerEdits::new().device_node(path).env(variable, path))
+        })
+    }
+}
+
+/// The name of a node's device: `net-tun` for `/dev/net/tun`.
+fn name(path: &str) -> String {
+    dns_label(path.trim_start_matches("/dev/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nodedock_sdk::testing::Harness;
+
+    #[test]
+    fn a_claim_gets_its_node_while_the_machine_has_it() {
+        let node = Harness::<NodeDriver>::new();
+        node.fake().character_node("/dev/fuse", 10, 229);
+        assert_eq!(node.discover().unwrap().pools[0].devices.len(), 1);
+
+        let fuse = Claim::new("default", "demo", "uid-1").device("request", POOL, "fuse");
+        let prepared = node.prepare(&fuse).unwrap();
+        assert_eq!(prepared.devices[0].edits.device_nodes[0].path, "/dev/fuse");
+
+        node.fake().remove("/dev/fuse");
+        assert_eq!(node.prepare(&fuse).unwrap_err().kind, ProblemKind::NotFound);
+    }
+}
