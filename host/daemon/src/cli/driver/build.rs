@@ -140,16 +140,16 @@ fn build_javascript(directory: &Path, output: &Path) -> Result<()> {
 }
 
 fn build_c(directory: &Path, output: &Path) -> Result<()> {
-    let packages =
-        "the packages clang, lld, wasi-libc and libclang-rt-VERSION-dev-wasm32 of Debian and Ubuntu have it";
+    let packages = "packages clang, lld, wasi-libc and libclang-rt-VERSION-dev-wasm32 of Debian and Ubuntu";
     let mut command = Command::new("clang");
     command.args(["--target=wasm32-wasi", "-Os", "-Wall", "-nostartfiles"]);
     command.args(["-Wl,--no-entry", "-Wl,--strip-all"]);
     for (part, extensions) in [("", &["c"][..]), ("bindings", &["c", "o"])] {
         command.args(sources(&directory.join(part), extensions)?);
     }
-    run_tool(command.arg("-o").arg(output).current_dir(directory), packages).with_context(|| {
-        format!("build with clang for WebAssembly, with its linker and C library: {packages}")
+    let built = run_tool(command.arg("-o").arg(output).current_dir(directory), packages);
+    built.with_context(|| {
+        format!("build for WebAssembly, with clang, its linker and its C library ({packages})")
     })
 }
 

@@ -49,8 +49,8 @@ struct Tested {
     /// By pool and device, like the claims.
     health: BTreeMap<String, String>,
     claims: BTreeMap<String, ClaimResult>,
-    /// Beyond the bound of this command.
-    not_prepared: usize,
+    /// Beyond the bound of this command; `None`: there are not so many.
+    not_prepared: Option<usize>,
 }
 
 /// What became of a claim for one device.
@@ -128,7 +128,7 @@ async fn test(bench: &Workbench, driver: &WasmDriver) -> Result<Tested> {
         result.written_by_unprepare = bench.take_writes();
         claims.insert(format!("{pool}/{device}"), result);
     }
-    let not_prepared = inventory.device_count() - claims.len();
+    let not_prepared = Some(inventory.device_count() - claims.len()).filter(|count| *count > 0);
     Ok(Tested { driver: name, inventory, health: health.collect(), claims, not_prepared })
 }
 

@@ -156,5 +156,5 @@ void exports_nodedock_driver_preparation_unprepare(
   outcomes->len = claims->len;
   outcomes->ptr = zeroed(claims->len, sizeof *outcomes->ptr);
   // Nothing of a claim is left on the node.
-  for (size_t i = 0; i < claims->len; i++) outcomes->ptr[i].uid = copy(claims->ptr[i].id.uid);
+  for (size_t i = 0; i < claims->len; i++) outcomes->ptr[i].uid = copy(claims->ptr[i].claim.id.uid);
 }
