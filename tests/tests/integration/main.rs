@@ -1,5 +1,6 @@
 //! The real daemon on temporary roots. Each module is one promise; each test a sentence of it.
 
+mod author;
 mod bad_claims;
 mod bad_files;
 mod cdi_files;

@@ -97,13 +97,8 @@ fn build_rust(directory: &Path, output: &Path) -> Result<()> {
     let manifest = directory.join("Cargo.toml");
     let mut built = None;
     for line in BufReader::new(child.stdout.take().context("cargo has no output")?).lines() {
-        // The output of build scripts is between the messages.
         let line = line.context("read the output of cargo")?;
-        let Ok(message) = serde_json::from_str::<CargoMessage>(&line) else { continue };
-        if message.reason == "compiler-artifact" && message.manifest_path.as_ref() == Some(&manifest) {
-            let is_wasm = |file: &PathBuf| file.extension() == Some(OsStr::new("wasm"));
-            built = message.filenames.into_iter().find(is_wasm).or(built);
-        }
+        built = artifact(&line, &manifest).or(built);
     }
     let status = child.wait().context("wait for cargo")?;
     ensure!(
@@ -115,6 +110,15 @@ fn build_rust(directory: &Path, output: &Path) -> Result<()> {
     })?;
     let bytes = std::fs::read(&built).with_context(|| format!("read {}", built.display()))?;
     write_file(output, &bytes)
+}
+
+/// The WebAssembly file of the package, if a line of cargo's output names it. Other lines are of dependencies and of build scripts.
+fn artifact(line: &str, manifest: &Path) -> Option<PathBuf> {
+    let message: CargoMessage = serde_json::from_str(line).ok()?;
+    let is_ours =
+        message.reason == "compiler-artifact" && message.manifest_path.is_some_and(|path| path == manifest);
+    let mut files = message.filenames.into_iter().filter(|_| is_ours);
+    files.find(|file| file.extension() == Some(OsStr::new("wasm")))
 }
 
 fn build_python(directory: &Path, output: &Path) -> Result<()> {
@@ -203,6 +207,20 @@ mod tests {
             missing.contains("componentize-js is not installed in") && missing.contains("npm install"),
             "{missing}"
         );
+    }
+
+    #[test]
+    fn the_artifact_is_the_packages_own_and_no_rlib() {
+        let line = |manifest: &str, files: &str| {
+            format!(r#"{{"reason":"compiler-artifact","manifest_path":"{manifest}","filenames":{files}}}"#)
+        };
+        let of = |line: &str| artifact(line, Path::new("/a/Cargo.toml"));
+        let files = r#"["/a/libdriver.rlib","/a/driver.wasm"]"#;
+        assert_eq!(of(&line("/a/Cargo.toml", files)), Some("/a/driver.wasm".into()));
+        assert_eq!(of(&line("/b/Cargo.toml", files)), None);
+        assert_eq!(of(&line("/a/Cargo.toml", r#"["/a/libdriver.rlib"]"#)), None);
+        assert_eq!(of(r#"{"reason":"build-finished","success":true}"#), None);
+        assert_eq!(of("a line of a build script"), None);
     }
 
     #[test]

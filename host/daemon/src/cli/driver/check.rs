@@ -128,6 +128,10 @@ impl Findings {
         self.0.push(Finding { severity: id.severity(), id, message: message.into() });
     }
 
+    fn has(&self, id: Lint) -> bool {
+        self.0.iter().any(|finding| finding.id == id)
+    }
+
     fn has_errors(&self) -> bool {
         self.0.iter().any(|finding| finding.severity == Severity::Error)
     }
@@ -158,7 +162,10 @@ async fn check(bench: &Workbench, subject: &Subject, findings: &mut Findings) {
         check_discovery(&driver, findings).await;
     }
     if !findings.has_errors() {
-        check_reads(&driver, grant, findings);
+        // A machine without the hardware does not show what is used.
+        if !findings.has(Lint::NoDevices) {
+            check_reads(&driver, grant, findings);
+        }
         check_limits(&driver.stats(), driver.info(), grant, findings);
     }
 }
@@ -176,8 +183,11 @@ fn check_grant(info: &DriverInfo, subject: &Subject, findings: &mut Findings) {
             format!("the driver would be blocked by {whose}; not granted: {}", missing.join("; ")),
         );
     }
-    for rule in unneeded(&info.capabilities, grant) {
-        findings.add(Lint::GrantUnneeded, format!("the grant has {rule}, which the driver does not request"));
+    let unneeded = unneeded(&info.capabilities, grant);
+    if !unneeded.is_empty() {
+        let message =
+            format!("no request of the driver needs these rules of the grant: {}", unneeded.join("; "));
+        findings.add(Lint::GrantUnneeded, message);
     }
 }
 
@@ -327,8 +337,9 @@ fn check_reads(driver: &WasmDriver, grant: &Grant, findings: &mut Findings) {
         (ReadList::HostFiles, "hostFiles"),
         (ReadList::NetDevices, "netDevices"),
     ] {
-        for rule in list.unused(&grant.allowed, &read) {
-            let message = format!("a discovery on this machine does not use {key}: {rule}");
+        let unused: Vec<_> = list.unused(&grant.allowed, &read).into_iter().map(str::to_owned).collect();
+        if !unused.is_empty() {
+            let message = format!("a discovery on this machine does not use {key}: {}", listed(&unused));
             findings.add(Lint::GrantUnused, message);
         }
     }

@@ -66,7 +66,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
         let outcome = tokio::select! {
             outcome = app::run(config, start) => outcome,
             outcome = copies.follow(&tasks) => outcome,
-            outcome = show(path.clone()) => outcome,
+            () = show(path.clone()) => Ok(()),
         };
         tasks.stop();
         outcome
@@ -137,8 +137,15 @@ impl Copies {
     }
 }
 
-/// Prints what the daemon publishes, and each change, without end.
-async fn show(root: PathBuf) -> Result<()> {
+/// Prints what the daemon publishes, and each change, without end: the daemon's own outcome counts when it ends.
+async fn show(root: PathBuf) {
+    if let Err(error) = print_changes(root).await {
+        tracing::debug!(error = %format!("{error:#}"), "the node API has ended");
+    }
+    std::future::pending().await
+}
+
+async fn print_changes(root: PathBuf) -> Result<()> {
     let location = Location { root, socket: None };
     let mut timer = tokio::time::interval(CONNECT_PERIOD);
     let mut client = loop {
@@ -157,8 +164,7 @@ async fn show(root: PathBuf) -> Result<()> {
         }
         shown = now;
         if events.message().await?.is_none() {
-            // The daemon ends, and this with it.
-            return std::future::pending().await;
+            return Ok(());
         }
     }
 }

@@ -1,4 +1,6 @@
 //! The files of a new driver, embedded in the program: one list for each language. Pure.
+//!
+//! The sources of a template are those of a driver `my-gpu.example.com`, so that they build and have tests as they are.
 
 use super::language::Language;
 
@@ -52,7 +54,7 @@ const CONTRACT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../
 
 const COMMON: &[File] = &[
     ("README.md", text!("common/README.md")),
-    ("@STEM@.grant.yaml", text!("common/grant.yaml")),
+    ("my-gpu.grant.yaml", text!("common/grant.yaml")),
     ("golden.yaml", text!("common/golden.yaml")),
     (".github/workflows/driver.yml", text!("common/driver.yml")),
     ("machine/sys/devices/virtual/misc/fuse/uevent", text!("common/machine/fuse.uevent")),
@@ -74,11 +76,11 @@ const RUST: Template = Template {
     build: "      - run: rustup target add wasm32-unknown-unknown
       - run: cargo test
       - run: cargo build --release --target wasm32-unknown-unknown
-      - run: cp target/wasm32-unknown-unknown/release/driver.wasm @STEM@.wasm",
+      - run: cp target/wasm32-unknown-unknown/release/driver.wasm my-gpu.wasm",
     files: &[
         ("Cargo.toml", text!("rust/Cargo.toml")),
         ("src/lib.rs", text!("rust/lib.rs")),
-        (".gitignore", Content::Text("/target/\n/@STEM@.wasm\n")),
+        (".gitignore", Content::Text("/target/\n/my-gpu.wasm\n")),
     ],
 };
 
@@ -89,11 +91,11 @@ const PYTHON: Template = Template {
     build: "      - uses: actions/setup-python@v5
         with: {python-version: \"3.13\"}
       - run: pip install -r requirements.txt
-      - run: componentize-py -d wit -w driver componentize --stub-wasi driver -o @STEM@.wasm",
+      - run: componentize-py -d wit -w driver componentize --stub-wasi driver -o my-gpu.wasm",
     files: &[
         ("driver.py", text!("python/driver.py")),
         ("requirements.txt", text!("python/requirements.txt")),
-        (".gitignore", Content::Text("/.venv/\n__pycache__/\n/@STEM@.wasm\n")),
+        (".gitignore", Content::Text("/.venv/\n__pycache__/\n/my-gpu.wasm\n")),
     ],
 };
 
@@ -104,12 +106,12 @@ const JAVASCRIPT: Template = Template {
     build: "      - uses: actions/setup-node@v4
         with: {node-version: 22}
       - run: npm install --ignore-scripts
-      - run: node build.js wit @STEM@.wasm",
+      - run: node build.js wit my-gpu.wasm",
     files: &[
         ("driver.js", text!("javascript/driver.js")),
         ("build.js", text!("javascript/build.js")),
         ("package.json", text!("javascript/package.json")),
-        (".gitignore", Content::Text("/node_modules/\n/@STEM@.wasm\n")),
+        (".gitignore", Content::Text("/node_modules/\n/my-gpu.wasm\n")),
     ],
 };
 
@@ -121,7 +123,7 @@ const C: Template = Template {
     build: "      - run: sudo apt-get install --yes clang-18 lld-18 wasi-libc libclang-rt-18-dev-wasm32
       - run: >-
           clang-18 --target=wasm32-wasi -Os -nostartfiles -Wl,--no-entry -Wl,--strip-all
-          driver.c bindings/driver.c bindings/driver_component_type.o -o @STEM@.wasm",
+          driver.c bindings/driver.c bindings/driver_component_type.o -o my-gpu.wasm",
     files: &[
         ("driver.c", text!("c/driver.c")),
         ("bindings/driver.c", plain!("example-drivers/golden/c/bindings/driver.c")),
@@ -130,7 +132,7 @@ const C: Template = Template {
             "bindings/driver_component_type.o",
             plain!("example-drivers/golden/c/bindings/driver_component_type.o"),
         ),
-        (".gitignore", Content::Text("/@STEM@.wasm\n")),
+        (".gitignore", Content::Text("/my-gpu.wasm\n")),
     ],
 };
 
@@ -158,19 +160,19 @@ fn fill(text: &str, template: &Template, values: &Values<'_>) -> String {
     let env = values.stem.to_uppercase().replace('-', "_");
     let contract = CONTRACT.lines().find_map(|line| line.strip_prefix("package nodedock:driver@"));
     let contract = contract.unwrap_or_default().trim_end_matches(';');
-    // Values that have placeholders themselves come first.
+    // Values that have placeholders themselves come first, and the whole name before a part of it.
     let all = [
         ("@SETUP@", template.setup),
         ("@BUILD@", template.build),
         ("@LANGUAGE@", template.language),
         ("@SOURCE@", template.source),
         ("@NOTE@", values.note),
-        ("@NAME@", values.name),
-        ("@STEM@", values.stem),
-        ("@ENV@", &env),
         ("@SDK@", values.sdk),
         ("@VERSION@", env!("CARGO_PKG_VERSION")),
         ("@CONTRACT@", contract),
+        ("my-gpu.example.com", values.name),
+        ("my-gpu", values.stem),
+        ("MY_GPU", &env),
     ];
     all.iter().fold(text.to_owned(), |text, (placeholder, value)| text.replace(placeholder, value))
 }
@@ -184,7 +186,7 @@ mod tests {
     const LANGUAGES: [Language; 4] = [Language::Rust, Language::Python, Language::JavaScript, Language::C];
 
     fn files_of(language: Language) -> BTreeMap<String, Vec<u8>> {
-        let values = Values { name: "my-gpu.example.com", stem: "my-gpu", sdk: "\"0.1\"", note: "" };
+        let values = Values { name: "fast-nic.example.org", stem: "fast-nic", sdk: "\"0.1\"", note: "" };
         let all = files(language, &values).unwrap();
         let count = all.len();
         let all: BTreeMap<_, _> = all.into_iter().collect();
@@ -209,6 +211,8 @@ mod tests {
                         .find(|name| text.contains(&format!("@{name}@")));
                 assert_eq!(placeholder, None, "{language:?} {path}");
                 assert!(!path.contains('@'), "{path}");
+                let example = ["my-gpu", "MY_GPU"].iter().find(|name| text.contains(*name));
+                assert_eq!(example, None, "{language:?} {path}");
             }
         }
     }
@@ -222,11 +226,11 @@ mod tests {
             [(Language::Rust, "src/lib.rs"), (Language::Python, "driver.py"), (Language::C, "driver.c")]
         {
             let text = text(language, source);
-            assert!(text.contains("\"my-gpu.example.com\"") && text.contains("MY_GPU_"), "{text}");
+            assert!(text.contains("\"fast-nic.example.org\"") && text.contains("FAST_NIC_"), "{text}");
         }
-        let grant = text(Language::C, "my-gpu.grant.yaml");
+        let grant = text(Language::C, "fast-nic.grant.yaml");
         let grant = nodedock_model::grant::Grant::parse(&grant).unwrap();
-        assert_eq!(grant.allowed.env, ["MY_GPU_*"]);
+        assert_eq!(grant.allowed.env, ["FAST_NIC_*"]);
     }
 
     #[test]
@@ -236,7 +240,7 @@ mod tests {
             let workflow: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
             let steps = workflow["jobs"]["driver"]["steps"].as_array().unwrap();
             let builds = |step: &&serde_json::Value| {
-                step["run"].as_str().is_some_and(|run| run.contains("my-gpu.wasm"))
+                step["run"].as_str().is_some_and(|run| run.contains("fast-nic.wasm"))
             };
             assert_eq!(steps.iter().filter(builds).count(), 3, "{text}");
         }

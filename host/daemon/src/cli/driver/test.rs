@@ -134,7 +134,8 @@ async fn test(bench: &Workbench, driver: &WasmDriver) -> Result<Tested> {
 
 impl Tested {
     fn text(&self, is_json: bool) -> Result<String> {
-        let value = compact(serde_json::to_value(self).context("write the result")?).unwrap_or_default();
+        let mut value = compact(serde_json::to_value(self).context("write the result")?).unwrap_or_default();
+        show_memos(&mut value);
         if is_json {
             Ok(serde_json::to_string_pretty(&value).context("write the result")? + "\n")
         } else {
@@ -157,6 +158,20 @@ impl Tested {
             Some((device, _)) => bail!(
                 "{device}: a second prepare of the same claim has another result; the host may repeat a prepare at any time"
             ),
+        }
+    }
+}
+
+/// Shows a memo as text where it is text: in a record it is hex.
+fn show_memos(value: &mut Value) {
+    let Some(claims) = value.get_mut("claims").and_then(Value::as_object_mut) else { return };
+    let results = claims.values_mut().filter_map(Value::as_object_mut);
+    let prepared =
+        results.flat_map(|claim| claim.values_mut()).filter_map(|prepared| prepared.get_mut("memo"));
+    for memo in prepared {
+        let bytes = memo.as_str().and_then(|text| hex::decode(text).ok());
+        if let Some(text) = bytes.and_then(|bytes| String::from_utf8(bytes).ok()) {
+            *memo = Value::String(text);
         }
     }
 }
@@ -205,6 +220,16 @@ mod tests {
         let kept = serde_json::json!({"d": [{"e": {}}, 1], "f": false, "g": ""});
         assert_eq!(compact(value), Some(kept));
         assert_eq!(compact(serde_json::json!({"a": {}})), None);
+    }
+
+    #[test]
+    fn a_memo_that_is_text_is_shown_as_text() {
+        let claim = |memo: &str| serde_json::json!({"claims": {"p/d": {"prepared": {"memo": memo}}}});
+        for (hex, shown) in [("6d6f6465", "mode"), ("ff00", "ff00"), ("", "")] {
+            let mut value = claim(hex);
+            show_memos(&mut value);
+            assert_eq!(value, claim(shown));
+        }
     }
 
     #[test]

@@ -17,8 +17,8 @@ static const char POOL[] = "nodes";
 static const struct {
   const char *path, *device, *variable, *identity;
 } NODES[] = {
-    {"/dev/fuse", "fuse", "@ENV@_FUSE", "dev:/dev/fuse"},
-    {"/dev/net/tun", "net-tun", "@ENV@_NET_TUN", "dev:/dev/net/tun"},
+    {"/dev/fuse", "fuse", "MY_GPU_FUSE", "dev:/dev/fuse"},
+    {"/dev/net/tun", "net-tun", "MY_GPU_NET_TUN", "dev:/dev/net/tun"},
 };
 enum { COUNT = sizeof NODES / sizeof *NODES };
 
@@ -48,10 +48,10 @@ static driver_list_string_t one_text(const char *chars) {
 
 void exports_nodedock_driver_identity_describe(exports_nodedock_driver_identity_driver_info_t *info) {
   *info = (exports_nodedock_driver_identity_driver_info_t){
-      .name = owned("@NAME@"),
+      .name = owned("my-gpu.example.com"),
       .version = owned("0.1.0"),
       .summary = owned("Nodes below /dev"),
-      .capabilities = {.device_nodes = {zeroed(COUNT, sizeof(text_t)), COUNT}, .env = one_text("@ENV@_*")},
+      .capabilities = {.device_nodes = {zeroed(COUNT, sizeof(text_t)), COUNT}, .env = one_text("MY_GPU_*")},
       .event_subsystems = one_text("misc"),
   };
   for (int i = 0; i < COUNT; i++) info->capabilities.device_nodes.ptr[i] = owned(NODES[i].path);

@@ -20,7 +20,7 @@ class Refusal extends Error {
 export const identity = {
   describe() {
     return {
-      name: "@NAME@",
+      name: "my-gpu.example.com",
       version: "0.1.0",
       summary: "Nodes below /dev",
       capabilities: {
@@ -31,7 +31,7 @@ export const identity = {
         deviceNodes: [...NODES.values()],
         mounts: [],
         hooks: [],
-        env: ["@ENV@_*"],
+        env: ["MY_GPU_*"],
         netDevices: [],
       },
       limits: { memoryMib: undefined, wallMs: undefined, cpuMs: undefined, concurrentCalls: undefined },
@@ -93,7 +93,7 @@ function prepareDevice(allocated) {
   if (path === undefined) throw new Refusal("not-found", "no-such-device", allocated.device);
   // Throws the host's problem for a node that is gone.
   deviceNodes.stat(path);
-  const variable = `@ENV@_${allocated.device.replaceAll("-", "_").toUpperCase()}`;
+  const variable = `MY_GPU_${allocated.device.replaceAll("-", "_").toUpperCase()}`;
   return {
     // Without the subrequest of a prioritised list.
     requests: [allocated.request.split("/")[0]],

@@ -22,10 +22,10 @@ class Identity(exports.Identity):
     def describe(self):
         capabilities = Capabilities(
             sysfs_read=[], sysfs_write=[], host_files=[], pci_driver=[], device_nodes=list(NODES.values()),
-            mounts=[], hooks=[], env=["@ENV@_*"], net_devices=[],
+            mounts=[], hooks=[], env=["MY_GPU_*"], net_devices=[],
         )
         return DriverInfo(
-            name="@NAME@", version="0.1.0", summary="Nodes below /dev", capabilities=capabilities,
+            name="my-gpu.example.com", version="0.1.0", summary="Nodes below /dev", capabilities=capabilities,
             limits=Limits(memory_mib=None, wall_ms=None, cpu_ms=None, concurrent_calls=None),
             event_subsystems=["misc"], discovery_period_seconds=None, annotations=[],
         )
@@ -77,7 +77,7 @@ def prepare_device(allocated):
         path, host_path=None, kind=None, major=None, minor=None, access=NodeAccess.READ | NodeAccess.WRITE,
         file_mode=None, uid=None, gid=None,
     )
-    variable = "@ENV@_" + allocated.device.replace("-", "_").upper()
+    variable = "MY_GPU_" + allocated.device.replace("-", "_").upper()
     return PreparedDevice(
         # Without the subrequest of a prioritised list.
         requests=[allocated.request.split("/")[0]], pool=allocated.pool, device=allocated.device,

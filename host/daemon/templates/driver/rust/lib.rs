@@ -11,10 +11,10 @@ const NODES: [&str; 2] = ["/dev/fuse", "/dev/net/tun"];
 
 impl Driver for NodeDriver {
     fn describe() -> DriverInfo {
-        DriverInfo::new("@NAME@", env!("CARGO_PKG_VERSION"))
+        DriverInfo::new("my-gpu.example.com", env!("CARGO_PKG_VERSION"))
             .summary("Nodes below /dev")
             .device_nodes(NODES)
-            .env(["@ENV@_*"])
+            .env(["MY_GPU_*"])
             .events(["misc"])
     }
 
@@ -35,7 +35,7 @@ impl Driver for NodeDriver {
             let path = NODES.into_iter().find(|path| name(path) == allocated.device);
             let path = path.ok_or_else(|| Problem::not_found("no-such-device", &allocated.device))?;
             host.device_nodes().stat(path)?;
-            let variable = format!("@ENV@_{}", allocated.device.replace('-', "_").to_uppercase());
+            let variable = format!("MY_GPU_{}", allocated.device.replace('-', "_").to_uppercase());
             Ok(ContainerEdits::new().device_node(path).env(variable, path))
         })
     }

@@ -1,0 +1,183 @@
+//! The author's tools: a new driver, and what they say of a driver on a recorded machine.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use nodedock_tests::drivers::{
+    Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME, digest, side_file, version, wasm,
+};
+use nodedock_tests::machine::{program, skip};
+use nodedock_tests::recorded::Recorded;
+use nodedock_tests::{DEADLINE, Root, assert_parts, recorded};
+use serde_json::Value;
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout};
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("paths of the tests are UTF-8")
+}
+
+/// The simulated GPUs with their grant and config, in a directory of an author.
+fn mock_gpu(root: &Root) -> (String, String) {
+    let file = root.write(MOCK_GPU_FILE, wasm(MOCK_GPU, Form::Core));
+    root.write("mock-gpu.grant.yaml", side_file(MOCK_GPU, "grant"));
+    root.write("mock-gpu.config.yaml", "pools: [{name: gpus, count: 2}]\n");
+    let machine = Recorded::new(&root.path().join("machine"), &[]);
+    (text(&file).to_owned(), text(machine.path()).to_owned())
+}
+
+#[tokio::test]
+async fn a_new_driver_in_c_builds_and_matches_its_golden_file() {
+    if program("clang").is_none() || program("wasm-ld").is_none() {
+        return skip("a new driver in C", "clang or its linker for WebAssembly is not installed");
+    }
+    let root = Root::new();
+    let directory = root.path().join("driver");
+    root.cli(&["driver", "new", "fast-nic.example.org", "--lang", "c", "--dir", text(&directory)])
+        .await
+        .done_with(&["nodedock driver build", "check fast-nic.wasm --hardware machine"]);
+    let built = root.cli(&["driver", "build", text(&directory)]).await;
+    built.done_with(&["driver/fast-nic.wasm, ", " bytes"]);
+    let [file, machine, golden] =
+        ["fast-nic.wasm", "machine", "golden.yaml"].map(|name| directory.join(name));
+    let on_machine = |command: &'static str| ["driver", command, text(&file), "--hardware", text(&machine)];
+    root.cli(&on_machine("check")).await.done_with(&["no findings"]);
+
+    let compare = [&on_machine("test")[..], &["--golden", text(&golden)]].concat();
+    root.cli(&compare).await.done_with(&["as before, 2 devices, 2 prepared, 0 refused"]);
+    let wanted = std::fs::read_to_string(&golden).unwrap();
+    std::fs::write(&golden, wanted.replace("minor: 229", "minor: 230")).unwrap();
+    root.cli(&compare)
+        .await
+        .failed_with(1, &["-          minor: 230\n", "+          minor: 229\n", "--update"]);
+    root.cli(&[&compare[..], &["--update"]].concat()).await.done();
+    assert_eq!(std::fs::read_to_string(&golden).unwrap(), wanted);
+
+    // An error in the sources is the compiler's to explain.
+    std::fs::write(directory.join("driver.c"), "int main(void) {").unwrap();
+    root.cli(&["driver", "build", text(&directory)]).await.failed_with(1, &["clang failed"]);
+}
+
+#[tokio::test]
+async fn a_check_finds_what_keeps_a_driver_from_serving() {
+    let root = Root::new();
+    let (file, machine) = mock_gpu(&root);
+    let check = async |more: &[&str]| {
+        root.cli(&[&["driver", "check", &file, "--hardware", &machine, "-o", "json"][..], more].concat())
+            .await
+    };
+    let ids = |output: &str| -> Vec<(String, String)> {
+        let findings: Vec<Value> = serde_json::from_str(output).unwrap();
+        let field = |finding: &Value, name: &str| finding[name].as_str().unwrap().to_owned();
+        findings.iter().map(|finding| (field(finding, "severity"), field(finding, "id"))).collect()
+    };
+    let pair = |severity: &str, id: &str| (severity.to_owned(), id.to_owned());
+    assert_eq!(ids(&check(&[]).await.done()), []);
+    let wide = side_file(MOCK_GPU, "grant") + "deviceNodes: [/dev/fuse]\n";
+    let wide = root.write("wide.yaml", wide);
+    let found = ids(&check(&["--grant", text(&wide)]).await.done());
+    assert_eq!(found, [pair("warning", "grant-unneeded")]);
+    let narrow = root.write("narrow.yaml", "apiVersion: nodedock.dev/v1\nkind: DriverGrant\n");
+    let blocked = check(&["--grant", text(&narrow)]).await;
+    assert_eq!(ids(&blocked.stdout), [pair("error", "grant-missing")]);
+    blocked.failed_with(1, &["MOCK_GPU_*"]);
+    let config = root.write("bad.yaml", "pool: []\n");
+    let invalid = check(&["--config", text(&config)]).await;
+    assert_eq!(ids(&invalid.stdout), [pair("error", "config-invalid")]);
+    let junk = root.write("junk.wasm", "junk");
+    root.cli(&["driver", "check", text(&junk), "--hardware", &machine])
+        .await
+        .failed_with(1, &["error", "not-loadable", "not WebAssembly"]);
+    root.cli(&["driver", "check", &file, "--hardware", "/nowhere"]).await.failed_with(1, &["/nowhere"]);
+}
+
+#[tokio::test]
+async fn a_test_shows_what_a_driver_writes_and_restores() {
+    const GPU: &str = "0000:01:00.0";
+    let root = Root::new();
+    let machine = Recorded::new(&root.path().join("machine"), &["vfio-pci", "amdgpu"]);
+    machine.function(GPU, "0x030000", "amdgpu", Some(7));
+    let file = root.write("vfio-pci.wasm", wasm("vfio-pci", Form::Core));
+    root.write("vfio-pci.grant.yaml", side_file("vfio-pci", "grant"));
+    root.write("vfio-pci.config.yaml", "pools: [{name: gpu, select: [{class: \"0x03\"}]}]\n");
+    let args = ["driver", "test", text(&file), "--hardware", text(machine.path()), "-o", "json"];
+    let result = root.cli(&args).await.json();
+    let claim = &result["claims"]["gpu/0000-01-00-0"];
+    assert_eq!(claim["written"][0]["before"], "amdgpu", "{claim:#}");
+    assert_eq!(claim["written_by_unprepare"][0]["after"], "amdgpu", "{claim:#}");
+    assert_eq!(claim["prepared"]["devices"][0]["device"], "0000-01-00-0", "{claim:#}");
+    assert!(claim.get("refused").is_none(), "{claim:#}");
+    let sys = machine.path().join("sys");
+    assert_eq!(recorded::kernel_driver(&sys, GPU), "amdgpu", "the snapshot is read only");
+}
+
+#[tokio::test]
+async fn a_bench_measures_every_function() {
+    let root = Root::new();
+    let (file, machine) = mock_gpu(&root);
+    let args = ["driver", "bench", &file, "--hardware", &machine, "--rounds", "3", "-o", "json"];
+    let rows = root.cli(&args).await.json();
+    let count = |what: &str| {
+        let row = rows.as_array().unwrap().iter().find(|row| row["what"] == what);
+        let row = row.unwrap_or_else(|| panic!("{what} is not in {rows:#}"));
+        assert!(row["median"].as_f64().unwrap() > 0.0, "{row}");
+        row["count"].as_u64().unwrap()
+    };
+    for what in ["instantiate", "discover", "prepare", "unprepare"] {
+        assert_eq!(count(what), 3);
+    }
+    assert_eq!(count("memory of a call, at most"), 1);
+    root.cli(&["driver", "bench", &file, "--rounds", "0"]).await.failed_with(2, &["--rounds"]);
+}
+
+/// `driver run`, and what it prints.
+struct Running {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Running {
+    async fn until(&mut self, part: &str) -> String {
+        let mut read = String::new();
+        let found = async {
+            while let Some(line) = self.lines.next_line().await.expect("read what it prints") {
+                if line.contains(part) {
+                    return line;
+                }
+                read.push_str(&line);
+            }
+            panic!("it ended before {part:?}: {read}")
+        };
+        tokio::time::timeout(DEADLINE, found).await.unwrap_or_else(|_| panic!("it does not print {part:?}"))
+    }
+}
+
+#[tokio::test]
+async fn a_driver_runs_alone_and_is_loaded_again_when_its_file_changes() {
+    let root = Root::new();
+    let (file, machine) = mock_gpu(&root);
+    let mut command = root.command();
+    let child = command.args(["driver", "run", &file, "--hardware", &machine]).stdout(Stdio::piped()).spawn();
+    let mut child = child.expect("the program starts");
+    let lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+    let mut running = Running { child, lines };
+    let line = running.until("root ").await;
+    let daemon_root = line.strip_prefix("root ").and_then(|rest| rest.split_once(';')).expect("a root").0;
+    let first = running.until(&format!("{MOCK_GPU_NAME} (")).await;
+    assert_parts(&first, &["is serving"]);
+    running.until(&format!("+ {MOCK_GPU_NAME}/gpus/gpu-1 ")).await;
+
+    let second = version(wasm(MOCK_GPU, Form::Core), "two");
+    root.write(MOCK_GPU_FILE, &second);
+    assert_parts(&running.until(&digest(&second)[..19]).await, &["is serving"]);
+    root.write("mock-gpu.config.yaml", "pools: [{name: gpus, count: 1}]\n");
+    running.until(&format!("- {MOCK_GPU_NAME}/gpus/gpu-1")).await;
+
+    assert!(Path::new(daemon_root).is_dir());
+    let id = running.child.id().expect("it runs");
+    let pid = rustix::process::Pid::from_raw(i32::try_from(id).expect("a process ID")).expect("a process ID");
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
+    let ended = tokio::time::timeout(DEADLINE, running.child.wait()).await.expect("it ends").unwrap();
+    assert!(ended.success(), "{ended}");
+    assert!(!Path::new(daemon_root).exists(), "the root is removed");
+}
