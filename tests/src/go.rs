@@ -23,7 +23,7 @@ pub struct Module<'a> {
 impl Module<'_> {
     /// A program, built. Without Go or its modules there is none; a program that does not compile is a failure.
     pub fn program(&self, name: &str) -> Result<PathBuf, String> {
-        let go = program("go").or_else(usual_go).ok_or("Go is not installed")?;
+        let go = compiler().ok_or("Go is not installed")?;
         let package = format!("./cmd/{name}");
         let list = ["list", "-deps", "-f", "{{.Name}}", &package];
         self.bounded(self.fetch_seconds, &go, &list)
@@ -47,6 +47,11 @@ impl Module<'_> {
             _ => Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
         }
     }
+}
+
+/// The `go` command, if it is installed.
+pub fn compiler() -> Option<PathBuf> {
+    program("go").or_else(usual_go)
 }
 
 /// Where Go's own installer puts it, which not every PATH has.

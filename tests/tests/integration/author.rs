@@ -8,7 +8,7 @@ use nodedock_tests::drivers::{
 };
 use nodedock_tests::machine::{program, skip};
 use nodedock_tests::recorded::Recorded;
-use nodedock_tests::{DEADLINE, Root, assert_parts, recorded};
+use nodedock_tests::{DEADLINE, Root, assert_parts, go, recorded};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout};
@@ -56,6 +56,28 @@ async fn a_new_driver_in_c_builds_and_matches_its_golden_file() {
     // An error in the sources is the compiler's to explain.
     std::fs::write(directory.join("driver.c"), "int main(void) {").unwrap();
     root.cli(&["driver", "build", text(&directory)]).await.failed_with(1, &["clang failed"]);
+}
+
+/// Go's own compiler, for WASI 0.1: the command makes a component of its module.
+#[tokio::test]
+async fn a_new_driver_in_go_builds_and_matches_its_golden_file() {
+    let Some(compiler) = go::compiler() else { return skip("a new driver in Go", "Go is not installed") };
+    let root = Root::new();
+    let directory = root.path().join("driver");
+    let new = ["driver", "new", "fast-nic.example.org", "--lang", "go", "--dir", text(&directory)];
+    root.cli(&new).await.done();
+    let mut build = root.command();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let paths = compiler.parent().map(Path::to_owned).into_iter().chain(std::env::split_paths(&path));
+    build.env("PATH", std::env::join_paths(paths).expect("paths without colons"));
+    let built = build.args(["driver", "build", text(&directory)]).status().await.expect("the program starts");
+    assert!(built.success(), "{built}");
+    let [file, machine, golden] =
+        ["fast-nic.wasm", "machine", "golden.yaml"].map(|name| directory.join(name));
+    let on_machine = |command: &'static str| ["driver", command, text(&file), "--hardware", text(&machine)];
+    root.cli(&on_machine("check")).await.done_with(&["no findings"]);
+    let compare = [&on_machine("test")[..], &["--golden", text(&golden)]].concat();
+    root.cli(&compare).await.done_with(&["as before, 2 devices, 2 prepared, 0 refused"]);
 }
 
 #[tokio::test]

@@ -10,12 +10,14 @@ use clap::Args;
 use serde::Deserialize;
 
 use super::super::output::print_text;
-use super::language::{Language, NO_GO};
+use super::language::Language;
 use super::write_file;
-use nodedock_wasm::file_watch;
+use nodedock_wasm::{file_watch, wrap_module};
 
 const RUST_TARGET: &str = "wasm32-unknown-unknown";
 const GRANT: &str = ".grant.yaml";
+/// Of the contract.
+const WORLD: &str = "driver";
 
 #[derive(Args)]
 pub(in crate::cli) struct BuildArgs {
@@ -25,22 +27,33 @@ pub(in crate::cli) struct BuildArgs {
     /// Language, where the files of several are there
     #[arg(long, value_enum, value_name = "LANGUAGE")]
     lang: Option<Language>,
+    /// Make a driver of this module, which another tool built for WASI 0.1, instead of calling the tool
+    #[arg(long, value_name = "FILE", conflicts_with = "lang")]
+    module: Option<PathBuf>,
 }
 
 pub(super) fn run(args: &BuildArgs) -> Result<()> {
     let directory =
         args.dir.canonicalize().with_context(|| format!("find the directory {}", args.dir.display()))?;
-    let language = args.lang.map_or_else(|| Language::of_directory(&directory), Ok)?;
     let output = directory.join(format!("{}.wasm", stem(&directory)?));
-    match language {
-        Language::Rust => build_rust(&directory, &output)?,
-        Language::Python => build_python(&directory, &output)?,
-        Language::JavaScript => build_javascript(&directory, &output)?,
-        Language::C => build_c(&directory, &output)?,
-        Language::Go => bail!("{NO_GO}"),
+    match &args.module {
+        Some(module) => wrap(module, &directory, &output)?,
+        None => {
+            build(args.lang.map_or_else(|| Language::of_directory(&directory), Ok)?, &directory, &output)?
+        }
     }
     let size = std::fs::metadata(&output).with_context(|| format!("{} was not built", output.display()))?;
     print_text(&format!("{}, {} bytes", output.display(), size.len()))
+}
+
+fn build(language: Language, directory: &Path, output: &Path) -> Result<()> {
+    match language {
+        Language::Rust => build_rust(directory, output),
+        Language::Go => build_go(directory, output),
+        Language::Python => build_python(directory, output),
+        Language::JavaScript => build_javascript(directory, output),
+        Language::C => build_c(directory, output),
+    }
 }
 
 /// The driver's files have the name of its grant, or else of its directory.
@@ -125,7 +138,7 @@ fn build_python(directory: &Path, output: &Path) -> Result<()> {
     let own = directory.join(".venv/bin/componentize-py");
     let program = if own.is_file() { own } else { "componentize-py".into() };
     let mut command = Command::new(program);
-    command.args(["-d", "wit", "-w", "driver", "componentize", "--stub-wasi", "driver", "-o"]);
+    command.args(["-d", "wit", "-w", WORLD, "componentize", "--stub-wasi", "driver", "-o"]);
     let install = "python3 -m venv .venv && .venv/bin/pip install -r requirements.txt";
     run_tool(command.arg(output).current_dir(directory), install)
 }
@@ -155,6 +168,27 @@ fn build_c(directory: &Path, output: &Path) -> Result<()> {
     built.with_context(|| {
         format!("build for WebAssembly, with clang, its linker and its C library ({packages})")
     })
+}
+
+fn build_go(directory: &Path, output: &Path) -> Result<()> {
+    let scratch = tempfile::tempdir().context("make a directory for the module")?;
+    let module = scratch.path().join("module.wasm");
+    let mut command = Command::new("go");
+    command.env("GOOS", "wasip1").env("GOARCH", "wasm");
+    // The bindings allocate with a function of the runtime, before the runtime has begun.
+    command.args(["build", "-buildmode=c-shared", "-ldflags=-s -w -checklinkname=0", "-o"]);
+    run_tool(
+        command.arg(&module).arg(".").current_dir(directory),
+        "install Go 1.25 or newer from https://go.dev",
+    )?;
+    wrap(&module, directory, output)
+}
+
+fn wrap(module: &Path, directory: &Path, output: &Path) -> Result<()> {
+    let shown = module.display();
+    let bytes = std::fs::read(module).with_context(|| format!("read {shown}"))?;
+    let component = wrap_module(bytes, &directory.join("wit"), WORLD);
+    write_file(output, &component.with_context(|| format!("make a driver of {shown}"))?)
 }
 
 /// The files of a directory with these extensions, in the order of their names.
@@ -201,7 +235,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         std::fs::write(directory.path().join("driver.js"), "").unwrap();
         std::fs::write(directory.path().join("a.grant.yaml"), "").unwrap();
-        let args = BuildArgs { dir: directory.path().to_owned(), lang: None };
+        let args = BuildArgs { dir: directory.path().to_owned(), lang: None, module: None };
         let missing = chain(run(&args).unwrap_err().as_ref());
         assert!(
             missing.contains("componentize-js is not installed in") && missing.contains("npm install"),
@@ -224,8 +258,24 @@ mod tests {
     }
 
     #[test]
+    fn a_module_that_is_no_driver_is_refused_with_its_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let module = directory.path().join("module.wasm");
+        let output = directory.path().join("a.wasm");
+        let refused = || chain(wrap(&module, directory.path(), &output).unwrap_err().as_ref());
+        assert!(refused().contains("read ") && refused().contains("module.wasm"), "{}", refused());
+        std::fs::write(&module, b"\0asm\x01\0\0\0").unwrap();
+        assert!(refused().contains("the WIT files in"), "{}", refused());
+        let wit = directory.path().join("wit");
+        std::fs::create_dir(&wit).unwrap();
+        std::fs::write(wit.join("a.wit"), "package a:b;\nworld driver { export run: func(); }\n").unwrap();
+        assert!(refused().contains("does not implement the world driver"), "{}", refused());
+        assert!(!output.exists());
+    }
+
+    #[test]
     fn a_directory_that_does_not_exist_is_named() {
-        let nowhere = BuildArgs { dir: "/nowhere".into(), lang: None };
+        let nowhere = BuildArgs { dir: "/nowhere".into(), lang: None, module: None };
         assert!(chain(run(&nowhere).unwrap_err().as_ref()).contains("find the directory /nowhere"));
     }
 }

@@ -15,9 +15,6 @@ pub(super) enum Language {
     C,
 }
 
-/// Why a Go driver is not built, and which way works.
-pub(super) const NO_GO: &str = "there is no template for Go yet";
-
 /// The file that shows the language of a directory.
 const MARKS: [(&str, Language); 5] = [
     ("Cargo.toml", Language::Rust),

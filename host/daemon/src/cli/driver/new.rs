@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Deserialize;
 
 use super::super::CliError;
 use super::super::output::{join, print_text};
 use super::inspect::labelled;
-use super::language::{Language, NO_GO};
+use super::language::Language;
 use super::templates::{self, Values};
 use super::write_file;
 use nodedock_model::DriverName;
@@ -47,10 +47,9 @@ pub(super) fn run(args: &NewArgs) -> Result<()> {
         sdk: &sdk.as_ref().map(Sdk::dependency).unwrap_or_default(),
         note: sdk.as_ref().map_or("", Sdk::note),
     };
-    let Some(files) = templates::files(args.lang, &values) else { bail!("{NO_GO}") };
     let directory = args.dir.clone().unwrap_or_else(|| stem.into());
     ensure_empty(&directory)?;
-    for (path, bytes) in &files {
+    for (path, bytes) in &templates::files(args.lang, &values) {
         write(&directory.join(path), bytes)?;
     }
     print_text(&join(lines(&directory, stem, sdk.as_ref())))

@@ -2,6 +2,8 @@
 //!
 //! The sources of a template are those of a driver `my-gpu.example.com`, so that they build and have tests as they are.
 
+use include_dir::{Dir, include_dir};
+
 use super::language::Language;
 
 /// What the placeholders of a template stand for.
@@ -34,6 +36,8 @@ struct Template {
     /// Steps of the workflow that build the driver.
     build: &'static str,
     files: &'static [File],
+    /// More files, as they are in the directory of the new driver.
+    directory: Option<&'static Dir<'static>>,
 }
 
 macro_rules! text {
@@ -82,6 +86,7 @@ const RUST: Template = Template {
         ("src/lib.rs", text!("rust/lib.rs")),
         (".gitignore", Content::Text("/target/\n/my-gpu.wasm\n")),
     ],
+    directory: None,
 };
 
 const PYTHON: Template = Template {
@@ -97,6 +102,7 @@ const PYTHON: Template = Template {
         ("requirements.txt", text!("python/requirements.txt")),
         (".gitignore", Content::Text("/.venv/\n__pycache__/\n/my-gpu.wasm\n")),
     ],
+    directory: None,
 };
 
 const JAVASCRIPT: Template = Template {
@@ -113,6 +119,7 @@ const JAVASCRIPT: Template = Template {
         ("package.json", text!("javascript/package.json")),
         (".gitignore", Content::Text("/node_modules/\n/my-gpu.wasm\n")),
     ],
+    directory: None,
 };
 
 const C: Template = Template {
@@ -134,16 +141,33 @@ const C: Template = Template {
         ),
         (".gitignore", Content::Text("/my-gpu.wasm\n")),
     ],
+    directory: None,
 };
 
-/// Returns the files of a new driver by path, or `None` for a language without a template.
-pub(super) fn files(language: Language, values: &Values<'_>) -> Option<Vec<(String, Vec<u8>)>> {
+static GO_DIRECTORY: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/templates/driver/go");
+
+const GO: Template = Template {
+    language: "Go",
+    source: "driver/driver.go",
+    setup: "The tool is [Go](https://go.dev) 1.25 or newer, without TinyGo. `wit-bindgen go --world driver wit` of `wit-bindgen-cli` 0.61.1 generated `main.go` and what is in \
+            `bindings/`; `bindings/wit` is `go.bytecodealliance.org/pkg` 0.2.3. `nodedock driver build` makes a component of the module that Go builds.",
+    build: "      - uses: actions/setup-go@v5
+        with: {go-version: \"1.25\"}
+      - run: go vet ./driver
+      - run: GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -ldflags='-s -w -checklinkname=0' -o module.wasm .
+      - run: $NODEDOCK driver build --module module.wasm # into my-gpu.wasm",
+    files: &[(".gitignore", Content::Text("/my-gpu.wasm\n/module.wasm\n"))],
+    directory: Some(&GO_DIRECTORY),
+};
+
+/// Returns the files of a new driver by path.
+pub(super) fn files(language: Language, values: &Values<'_>) -> Vec<(String, Vec<u8>)> {
     let template = match language {
         Language::Rust => &RUST,
+        Language::Go => &GO,
         Language::Python => &PYTHON,
         Language::JavaScript => &JAVASCRIPT,
         Language::C => &C,
-        Language::Go => return None,
     };
     let fill = |text: &str| fill(text, template, values);
     let file = |(path, content): &File| {
@@ -153,7 +177,18 @@ pub(super) fn files(language: Language, values: &Values<'_>) -> Option<Vec<(Stri
         };
         (fill(path), bytes)
     };
-    Some(COMMON.iter().chain(template.files).map(file).collect())
+    let mut files: Vec<_> = COMMON.iter().chain(template.files).map(file).collect();
+    for (path, bytes) in template.directory.iter().flat_map(|directory| files_below(directory)) {
+        let filled =
+            std::str::from_utf8(bytes).map_or_else(|_| bytes.to_vec(), |text| fill(text).into_bytes());
+        files.push((path.to_owned(), filled));
+    }
+    files
+}
+
+fn files_below(directory: &'static Dir<'static>) -> Vec<(&'static str, &'static [u8])> {
+    let own = directory.files().filter_map(|file| Some((file.path().to_str()?, file.contents())));
+    own.chain(directory.dirs().flat_map(files_below)).collect()
 }
 
 fn fill(text: &str, template: &Template, values: &Values<'_>) -> String {
@@ -183,11 +218,12 @@ mod tests {
 
     use super::*;
 
-    const LANGUAGES: [Language; 4] = [Language::Rust, Language::Python, Language::JavaScript, Language::C];
+    const LANGUAGES: [Language; 5] =
+        [Language::Rust, Language::Go, Language::Python, Language::JavaScript, Language::C];
 
     fn files_of(language: Language) -> BTreeMap<String, Vec<u8>> {
         let values = Values { name: "fast-nic.example.org", stem: "fast-nic", sdk: "\"0.1\"", note: "" };
-        let all = files(language, &values).unwrap();
+        let all = files(language, &values);
         let count = all.len();
         let all: BTreeMap<_, _> = all.into_iter().collect();
         assert_eq!(all.len(), count, "no path occurs twice");

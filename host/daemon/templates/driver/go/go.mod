@@ -1,0 +1,3 @@
+module nodedock-driver
+
+go 1.25
