@@ -10,6 +10,8 @@ use wasi_preview1_component_adapter_provider::{
 use wit_component::{ComponentEncoder, StringEncoding, embed_component_metadata};
 use wit_parser::Resolve;
 
+use super::admission::bounded_line;
+
 /// Why a module cannot be a driver.
 #[derive(Debug, thiserror::Error)]
 pub enum WrapError {
@@ -23,14 +25,14 @@ pub enum WrapError {
 pub fn wrap_module(mut module: Vec<u8>, wit: &Path, world: &str) -> Result<Vec<u8>, WrapError> {
     let bad_wit = |error: &dyn std::fmt::Display| WrapError::Wit {
         directory: wit.display().to_string(),
-        message: format!("{error:#}"),
+        message: bounded_line(&format!("{error:#}")),
     };
     let mut resolve = Resolve::default();
     let (package, _) = resolve.push_dir(wit).map_err(|error| bad_wit(&error))?;
     let id = resolve.select_world(&[package], Some(world)).map_err(|error| bad_wit(&error))?;
     let bad_module = |error: &dyn std::fmt::Display| WrapError::Module {
         world: world.to_owned(),
-        message: format!("{error:#}"),
+        message: bounded_line(&format!("{error:#}")),
     };
     embed_component_metadata(&mut module, &resolve, id, StringEncoding::UTF8)
         .map_err(|error| bad_module(&error))?;

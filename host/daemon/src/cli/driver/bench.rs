@@ -14,6 +14,8 @@ use nodedock_wasm::{Trigger, WasmDriver};
 
 const ROUNDS: u32 = 50;
 const ROUNDS_MAX: u32 = 10_000;
+/// Devices that are tried until one is prepared.
+const DEVICES_TRIED: usize = 64;
 
 #[derive(Args)]
 pub(in crate::cli) struct BenchArgs {
@@ -84,8 +86,14 @@ pub(super) async fn run(args: BenchArgs) -> Result<()> {
     let start = Instant::now();
     let driver = bench.load(&subject).await?;
     let load = start.elapsed();
-    let (mut rows, inventory) = calls(&bench, &driver, args.rounds).await?;
+    let (mut rows, inventory) = calls(&driver, args.rounds).await?;
     rows.insert(0, Measured::of_times("load, with compilation", &[load]));
+    let mut refused = Ok(());
+    match preparable(&bench, &driver, &inventory).await {
+        None => {}
+        Some(Ok((pool, device))) => rows.extend(claims(&bench, &driver, pool, device, args.rounds).await?),
+        Some(Err(error)) => refused = Err(error),
+    }
     let answer = serde_json::to_vec(&inventory).context("write the inventory")?.len();
     let kib = |bytes: f64| vec![bytes / 1024.0];
     rows.push(Measured::new(
@@ -95,10 +103,11 @@ pub(super) async fn run(args: BenchArgs) -> Result<()> {
     ));
     rows.push(Measured::new("devices, as JSON", "KiB", kib(answer as f64)));
     rows.push(Measured::new("file", "KiB", kib(subject.file.bytes.len() as f64)));
-    print(args.output, &rows, || table(args.output, &rows, ""))
+    print(args.output, &rows, || table(args.output, &rows, ""))?;
+    refused
 }
 
-async fn calls(bench: &Workbench, driver: &WasmDriver, rounds: u32) -> Result<(Vec<Measured>, Inventory)> {
+async fn calls(driver: &WasmDriver, rounds: u32) -> Result<(Vec<Measured>, Inventory)> {
     let name = &driver.info().name;
     let (mut instantiate, mut discover) = (Vec::new(), Vec::new());
     let mut inventory = Inventory::default();
@@ -112,16 +121,33 @@ async fn calls(bench: &Workbench, driver: &WasmDriver, rounds: u32) -> Result<(V
         discover.push(start.elapsed());
         inventory = found.with_context(|| format!("{name} does not discover its devices"))?;
     }
-    let mut rows =
+    let rows =
         vec![Measured::of_times("instantiate", &instantiate), Measured::of_times("discover", &discover)];
-    if let Some((pool, device)) = first(&inventory) {
-        rows.extend(claims(bench, driver, pool, device, rounds).await?);
-    }
     Ok((rows, inventory))
 }
 
-fn first(inventory: &Inventory) -> Option<(&PoolName, &DeviceName)> {
-    inventory.pools.iter().find_map(|(name, pool)| Some((name, pool.devices.keys().next()?)))
+/// Finds the first device that the driver prepares, or returns why the first one is refused; `None`: there is no device.
+async fn preparable<'a>(
+    bench: &Workbench,
+    driver: &WasmDriver,
+    inventory: &'a Inventory,
+) -> Option<Result<(&'a PoolName, &'a DeviceName)>> {
+    let devices = inventory.pools.iter();
+    let devices = devices.flat_map(|(name, pool)| pool.devices.keys().map(move |device| (name, device)));
+    let mut refused = None;
+    for (pool, device) in devices.take(DEVICES_TRIED) {
+        let mut claim = bench.claim(driver, pool, device);
+        let prepared = claim.prepare(driver).await;
+        let unprepared = claim.unprepare(driver).await;
+        match prepared.and(unprepared) {
+            Ok(()) => return Some(Ok((pool, device))),
+            Err(problem) => {
+                let error = anyhow::Error::new(problem).context(format!("{pool}/{device} is not prepared"));
+                refused.get_or_insert(Err(error));
+            }
+        }
+    }
+    refused
 }
 
 /// Prepares and unprepares a claim for one device.

@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use super::{grant_beside, read, read_text};
 use crate::app::hardware;
+use crate::telemetry::{self, LogFormat};
 use nodedock_base::locks::{LockGuard, Locks};
 use nodedock_core::driver::values::{Journal, NoJournal, Write};
 use nodedock_core::driver::{Call, ClaimDriver, NodeFacts};
@@ -91,6 +92,8 @@ pub(super) struct Workbench {
 impl Workbench {
     /// Makes the machine of a snapshot; without one, the driver sees this machine.
     pub(super) fn new(snapshot: Option<&Path>) -> Result<Self> {
+        // An author sees why a driver trapped; NODEDOCK_LOG=info shows all lines of the driver's log.
+        telemetry::init_with(LogFormat::Text, "warn");
         let directory = tempfile::tempdir().context("make a directory for the machine")?;
         let hardware = match snapshot {
             Some(snapshot) => hardware::simulated(snapshot, &directory.path().join("hardware"), BOOT)?,
