@@ -14,7 +14,7 @@ use super::super::output::{Format, print_text};
 use super::workbench::{SubjectArgs, Workbench, Written};
 use super::{read_text, write_file};
 use nodedock_core::driver::Published;
-use nodedock_model::{DeviceHealth, DriverName, Inventory, PreparedClaim, Problem};
+use nodedock_model::{DeviceHealth, DeviceName, DriverName, Inventory, PoolName, PreparedClaim, Problem};
 use nodedock_wasm::{Trigger, WasmDriver};
 
 /// Devices that are prepared, one after the other, in the order of their names.
@@ -104,32 +104,36 @@ async fn test(bench: &Workbench, driver: &WasmDriver) -> Result<Tested> {
     let devices =
         inventory.pools.iter().flat_map(|(name, pool)| pool.devices.keys().map(move |key| (name, key)));
     for (pool, device) in devices.take(DEVICES_MAX) {
-        let mut claim = bench.claim(driver, pool, device);
-        let mut result = ClaimResult::default();
-        match claim.prepare(driver).await {
-            Ok(prepared) => {
-                result.written = bench.take_writes();
-                let again = claim.prepare(driver).await;
-                result.repeated_otherwise = match again {
-                    Ok(again) if again == prepared => None,
-                    Ok(again) => Some(Box::new(again)),
-                    Err(problem) => {
-                        result.refused = Some(problem);
-                        None
-                    }
-                };
-                result.prepared = Some(prepared);
-            }
-            Err(problem) => result.refused = Some(problem),
-        }
-        result.written.extend(bench.take_writes());
-        // A claim whose prepare failed is unprepared too, as a daemon does.
-        result.unprepare_refused = claim.unprepare(driver).await.err();
-        result.written_by_unprepare = bench.take_writes();
-        claims.insert(format!("{pool}/{device}"), result);
+        claims.insert(format!("{pool}/{device}"), test_claim(bench, driver, pool, device).await);
     }
     let not_prepared = Some(inventory.device_count() - claims.len()).filter(|count| *count > 0);
     Ok(Tested { driver: name, inventory, health: health.collect(), claims, not_prepared })
+}
+
+/// Prepares a claim for a device twice, and unprepares it; also one whose prepare failed, as a daemon does.
+async fn test_claim(
+    bench: &Workbench,
+    driver: &WasmDriver,
+    pool: &PoolName,
+    device: &DeviceName,
+) -> ClaimResult {
+    let mut claim = bench.claim(driver, pool, device);
+    let mut result = ClaimResult::default();
+    match claim.prepare(driver).await {
+        Ok(prepared) => {
+            match claim.prepare(driver).await {
+                Ok(again) if again == prepared => {}
+                Ok(again) => result.repeated_otherwise = Some(Box::new(again)),
+                Err(problem) => result.refused = Some(problem),
+            }
+            result.prepared = Some(prepared);
+        }
+        Err(problem) => result.refused = Some(problem),
+    }
+    result.written = bench.take_writes();
+    result.unprepare_refused = claim.unprepare(driver).await.err();
+    result.written_by_unprepare = bench.take_writes();
+    result
 }
 
 impl Tested {
