@@ -9,12 +9,13 @@ use regex::Regex;
 use crate::assert_frozen;
 use crate::protocol::files_below;
 
-/// The host's sources without tests, fuzzing and comments.
+/// The host's sources without tests, fuzzing, templates of drivers and comments.
 fn sources() -> String {
     let host = Path::new(env!("CARGO_MANIFEST_DIR")).join("../host");
-    let others =
-        Regex::new(r"(^|/)(tests|testing|fuzz|target)/|(tests?|_tests.*|/fixtures|/fuzz)\.rs$|/fake\w*\.rs$")
-            .unwrap();
+    let others = Regex::new(
+        r"(^|/)(tests|testing|fuzz|target|templates)/|(tests?|_tests.*|/fixtures|/fuzz)\.rs$|/fake\w*\.rs$",
+    )
+    .unwrap();
     let files = files_below(&host, "rs").into_iter();
     let files = files.filter(|file| !others.is_match(file.strip_prefix(&host).unwrap().to_str().unwrap()));
     let code = files.flat_map(|file| {

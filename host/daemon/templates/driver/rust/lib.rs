@@ -32,13 +32,19 @@ impl Driver for NodeDriver {
 
     fn prepare(host: &Host, _: &Context, claim: &Claim) -> Result<Prepared, Problem> {
         Prepared::each(claim, |allocated| {
-            let path = NODES.into_iter().find(|path| name(path) == allocated.device);
-            let path = path.ok_or_else(|| Problem::not_found("no-such-device", &allocated.device))?;
+            let device = &allocated.device;
+            let path = NODES.into_iter().find(|path| name(path) == *device);
+            let path = path.ok_or_else(|| unknown(device))?;
             host.device_nodes().stat(path)?;
-            let variable = format!("MY_GPU_{}", allocated.device.replace('-', "_").to_uppercase());
-            Ok(ContainerEdits::new().device_node(path).env(variable, path))
+            let suffix = device.replace('-', "_").to_uppercase();
+            let edits = ContainerEdits::new().device_node(path);
+            Ok(edits.env(format!("MY_GPU_{suffix}"), path))
         })
     }
+}
+
+fn unknown(device: &str) -> Problem {
+    Problem::not_found("no-such-device", format!("there is no device {device}"))
 }
 
 /// The name of a node's device: `net-tun` for `/dev/net/tun`.
