@@ -190,7 +190,6 @@ fn execute(location: &Location, command: Command) -> Result<()> {
         Command::Unprepare(args) => block_on(pods::unprepare(location, args)),
         Command::Release(command) => block_on(release::run(location, command)),
         Command::Explain(command) => block_on(explain::run(location, command)),
-        Command::Driver(command) => block_on(driver::run(location, command)),
         Command::Conform(args) => block_on(conform::run(args)),
         Command::Record(args) => block_on(record::run(location, args)),
         Command::Replay(args) => block_on(replay::run(args)),

@@ -106,7 +106,7 @@ impl WasmDriver {
 
     /// Makes an instance and drops it, without a call: what every call costs in addition to the driver's own work.
     pub async fn instantiate(&self, call: &Call) -> Result<(), Problem> {
-        self.call(call, Operation::Describe, None, |_, _, _| Box::pin(async { Ok(()) })).await
+        self.call(call, Operation::Describe, None, None, |_, _, _| Box::pin(async { Ok(()) })).await
     }
 
     /// Records from now on what the driver reads of the node, for tools that compare it with the grant.

@@ -22,6 +22,7 @@ use nodedock_core::driver::values::{Journal, NoJournal, Write};
 use nodedock_core::driver::{Call, ClaimDriver, NodeFacts};
 use nodedock_core::hardware::Hardware;
 use nodedock_core::manager::claims::SharedClaimTable;
+use nodedock_core::recording::Recordings;
 use nodedock_model::grant::Grant;
 use nodedock_model::{
     AllocatedDevice, ClaimRecord, ClaimState, DeviceName, DriverKind, DriverName, DriverPart, ObjectRef,
@@ -111,6 +112,7 @@ impl Workbench {
             hardware,
             node: facts(BOOT),
             numa_node_form: NumaNodeForm::default(),
+            recordings: Recordings::default(),
         };
         let host =
             WasmHost::new(settings, Arc::clone(&claims) as _, journal).context("set up the sandbox")?;
