@@ -78,7 +78,7 @@ async fn services(place: &mut Place, _: &Facts) -> Result<Outcome> {
 
 async fn endpoint(place: &mut Place, _: &Facts) -> Result<Outcome> {
     place.start()?;
-    // Whoever gets the first answer may call at once.
+    // The caller that gets the first answer may call at once.
     let (socket, info) = place.announced().await?.context("it is no DRA driver now")?;
     let endpoint = Path::new(&info.endpoint);
     ensure!(endpoint.is_absolute(), "{:?} is not absolute", info.endpoint);

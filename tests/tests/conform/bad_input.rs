@@ -27,7 +27,7 @@ async fn script(script: &str, word: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_driver_that_does_not_come_up_is_told_of_with_its_last_words() {
+async fn a_driver_that_does_not_come_up_is_reported_with_its_last_words() {
     for (word, text, expected) in [
         ("exits-at-once-1", "echo no device here >&2; exit 3\n", "it ended with exit code 3"),
         (

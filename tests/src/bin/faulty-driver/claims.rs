@@ -126,7 +126,7 @@ impl Driver {
             }
             // Of a process that has seen no claim, after one that has.
             Some(Fault::RefusesTheUnknownAfterRestart)
-                if !is_known && self.state.marker("seen", "any").exists() && !self.was_told() =>
+                if !is_known && self.state.marker("seen", "any").exists() && !self.has_seen_a_claim() =>
             {
                 self.read(claim).await?;
             }
@@ -160,8 +160,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Whether this process has been told of a claim before.
-    fn was_told(&self) -> bool {
+    /// Whether this process has had a call for a claim.
+    fn has_seen_a_claim(&self) -> bool {
         let is_empty =
             |set: &Mutex<BTreeSet<String>>| set.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
         !is_empty(&self.claims.prepared) || !is_empty(&self.claims.unprepared)
