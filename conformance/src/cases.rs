@@ -104,9 +104,9 @@ impl Facts {
         if place.registrations.newest().is_some() {
             self.is_device_plugin = true;
             let (_, mut client) = place.device_plugin().await?;
-            let options = client.get_device_plugin_options(Empty {}).await;
-            self.prefers =
-                options.is_ok_and(|options| options.into_inner().get_preferred_allocation_available);
+            let asking = client.get_device_plugin_options(Empty {});
+            let options = device_plugin::within(place, "GetDevicePluginOptions", asking).await;
+            self.prefers = options.is_ok_and(|options| options.get_preferred_allocation_available);
         }
         Ok(())
     }

@@ -26,14 +26,14 @@ const SOCKET: &str = "kubelet.sock";
 #[derive(Debug)]
 pub(crate) struct Registrations {
     directory: PathBuf,
-    seen: Arc<Mutex<Vec<RegisterRequest>>>,
+    newest: Arc<Mutex<Option<RegisterRequest>>>,
     log: Log,
     serving: Option<JoinHandle<()>>,
 }
 
 impl Registrations {
     pub(crate) fn new(directory: &Path, log: &Log) -> Self {
-        Self { directory: directory.to_owned(), seen: Arc::default(), log: log.clone(), serving: None }
+        Self { directory: directory.to_owned(), newest: Arc::default(), log: log.clone(), serving: None }
     }
 
     /// Removes the sockets of the directory and makes `kubelet.sock`, as a kubelet does at its start. Forgets what registered.
@@ -51,10 +51,11 @@ impl Registrations {
                 std::fs::remove_file(entry.path()).context("remove a plugin's socket")?;
             }
         }
-        self.seen().clear();
+        self.forget();
         let path = self.directory.join(SOCKET);
         let listener = UnixListener::bind(&path).with_context(|| format!("make {}", path.display()))?;
-        let service = RegistrationServer::new(Registering { seen: self.seen.clone(), log: self.log.clone() });
+        let service =
+            RegistrationServer::new(Registering { newest: self.newest.clone(), log: self.log.clone() });
         let server = Server::builder().add_service(service);
         self.serving = Some(tokio::spawn(async move {
             let _ = server.serve_with_incoming(unix::incoming(listener)).await;
@@ -62,18 +63,18 @@ impl Registrations {
         Ok(())
     }
 
-    fn seen(&self) -> std::sync::MutexGuard<'_, Vec<RegisterRequest>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn seen(&self) -> std::sync::MutexGuard<'_, Option<RegisterRequest>> {
+        self.newest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets what registered until now.
     pub(crate) fn forget(&self) {
-        self.seen().clear();
+        *self.seen() = None;
     }
 
     /// The newest request, if there is one.
     pub(crate) fn newest(&self) -> Option<RegisterRequest> {
-        self.seen().last().cloned()
+        self.seen().clone()
     }
 
     /// Connects to the plugin of a request.
@@ -98,7 +99,7 @@ impl Drop for Registrations {
 }
 
 struct Registering {
-    seen: Arc<Mutex<Vec<RegisterRequest>>>,
+    newest: Arc<Mutex<Option<RegisterRequest>>>,
     log: Log,
 }
 
@@ -107,7 +108,7 @@ impl Registration for Registering {
     async fn register(&self, request: Request<RegisterRequest>) -> Result<Response<Empty>, Status> {
         let request = request.into_inner();
         self.log.add(format!("Register: {request:?}"));
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).push(request);
+        *self.newest.lock().unwrap_or_else(PoisonError::into_inner) = Some(request);
         Ok(Response::new(Empty {}))
     }
 }

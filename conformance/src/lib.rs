@@ -23,6 +23,9 @@ pub use report::{Outcome, Report, Verdict};
 
 use place::Place;
 
+/// A driver that answers each call in time may still be too slow.
+const CASE_MAX: Duration = Duration::from_secs(600);
+
 /// The driver under test.
 #[derive(Debug, Clone)]
 pub enum Target {
@@ -41,12 +44,11 @@ pub struct Running {
     pub kubeconfig: Option<PathBuf>,
 }
 
-/// A program and what it is started with. `{NAME}` in an argument or a variable is replaced: see [`PLACEHOLDERS`].
+/// A program and what it is started with. `{NAME}` in an argument is replaced: see [`PLACEHOLDERS`].
 #[derive(Debug, Clone, Default)]
 pub struct Program {
     /// The program and its arguments; at least one.
     pub command: Vec<String>,
-    pub environment: Vec<(String, String)>,
     /// It offers the health service whether or not it has something to say, as the daemon does for every driver.
     pub health_may_be_silent: bool,
     /// Files to be there before it starts: the path below the root, and the content.
@@ -91,11 +93,7 @@ impl Program {
     }
 
     fn names(&self, placeholder: &str) -> bool {
-        let variables = self.environment.iter().map(|(_, value)| value);
-        self.command
-            .iter()
-            .chain(variables)
-            .any(|word| place::placeholders(word).any(|name| name == placeholder))
+        self.command.iter().any(|word| place::placeholders(word).any(|name| name == placeholder))
     }
 }
 
@@ -167,14 +165,18 @@ pub async fn run(options: &Options, mut progress: impl FnMut(&Verdict)) -> Resul
                     None => Place::new(options).await?,
                 };
                 let (_, run) = code.iter().find(|(id, _)| *id == case.id).context("a case without code")?;
-                let outcome = match run(&mut place, &facts).await {
-                    Ok(outcome) => outcome,
-                    Err(error) => Outcome::Failed(format!("{error:#}")),
+                let outcome = match tokio::time::timeout(CASE_MAX, run(&mut place, &facts)).await {
+                    Ok(Ok(outcome)) => outcome,
+                    Ok(Err(error)) => Outcome::Failed(format!("{error:#}")),
+                    Err(_) => Outcome::Failed(format!("the case did not end within {CASE_MAX:?}")),
                 };
                 let is_failed = matches!(outcome, Outcome::Failed(_));
                 let messages = if is_failed { place.messages() } else { Vec::new() };
                 match options.target {
-                    Target::Running(_) => shared = Some(place),
+                    Target::Running(_) => {
+                        place.release().await;
+                        shared = Some(place);
+                    }
                     Target::Program(_) => place.kill().await,
                 }
                 (outcome, messages)

@@ -72,7 +72,7 @@ impl Case {
     }
 
     /// Whether a user means it by this ID or level.
-    pub(crate) fn is_named(&self, name: &str) -> bool {
+    pub fn is_named(&self, name: &str) -> bool {
         self.id == name || self.id.split_once('.').is_some_and(|(level, _)| level == name)
     }
 

@@ -1,6 +1,7 @@
 //! What a driver is started in: directories, an API server, and the directory of a kubelet.
 
 use std::collections::BTreeMap;
+use std::io::{Read, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -35,6 +36,8 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// Of GetInfo, as a kubelet has it, and of the notification.
 const GET_INFO: Duration = Duration::from_secs(1);
 const NOTIFY: Duration = Duration::from_secs(5);
+/// Of a file that a driver wrote.
+const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Of the requests to the API server, the last are shown.
 const REQUESTS_SHOWN: usize = 40;
 /// Of the driver's output, the last lines are shown.
@@ -73,6 +76,7 @@ pub(crate) struct Place {
     boot: usize,
     started: usize,
     claims: usize,
+    made: Vec<ClaimRef>,
 }
 
 impl Place {
@@ -101,10 +105,13 @@ impl Place {
             boot: 0,
             started: 0,
             claims: 0,
+            made: Vec::new(),
         };
         if let Target::Running(Running { kubeconfig: Some(path), .. }) = &options.target {
             let written = place.api.kubeconfig(place.dir.path());
-            std::fs::copy(written, path).with_context(|| format!("write {}", path.display()))?;
+            let content = std::fs::read(written)?;
+            let file = std::fs::File::create_new(path).and_then(|mut file| file.write_all(&content));
+            file.with_context(|| format!("write {}", path.display()))?;
         }
         if let Target::Program(program) = &options.target {
             for path in [
@@ -180,11 +187,9 @@ impl Place {
     pub(crate) fn start(&mut self) -> Result<()> {
         let Ok(program) = self.program() else { return Ok(()) };
         let command: Vec<String> = program.command.iter().map(|word| self.filled(word)).collect();
-        let environment = program.environment.iter().map(|(name, value)| (name.clone(), self.filled(value)));
-        let environment: Vec<_> = environment.collect();
         self.started += 1;
         self.log.add(format!("start {}", command.join(" ")));
-        self.process = Some(Process::start(&command, &environment, &self.output)?);
+        self.process = Some(Process::start(&command, &self.output)?);
         Ok(())
     }
 
@@ -226,10 +231,7 @@ impl Place {
         self.kill().await;
         self.log.add("reboot");
         self.boot += 1;
-        for path in [self.cdi(), self.plugins(), self.registry()] {
-            empty(&path)?;
-        }
-        Ok(())
+        empty(&self.cdi())
     }
 
     /// Waits until a DRA driver has registered on another socket than `before`.
@@ -444,7 +446,9 @@ impl Place {
         }
         let uid = self.api.allocate_claim(claim);
         self.log.add(format!("claim {name} ({uid}): {}/{}", device.pool, device.name));
-        ClaimRef::new(NAMESPACE, &name, &uid)
+        let claim = ClaimRef::new(NAMESPACE, &name, &uid);
+        self.made.push(claim.clone());
+        claim
     }
 
     /// Deletes the object of a claim.
@@ -462,10 +466,10 @@ impl Place {
             if !matches!(suffix, "json" | "yaml") {
                 continue;
             }
-            let text = match std::fs::read_to_string(&path) {
+            let text = match read(&path) {
                 // It was removed just now.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-                text => text?,
+                text => text.with_context(|| format!("read {}", path.display()))?,
             };
             let spec: Value =
                 serde_saphyr::from_str(&text).map_err(|error| anyhow!("{}: {error}", path.display()))?;
@@ -478,6 +482,18 @@ impl Place {
             }
         }
         Ok(devices)
+    }
+
+    /// Unprepares the claims of a case with a driver that lives on, and forgets what was exchanged.
+    pub(crate) async fn release(&mut self) {
+        let claims = std::mem::take(&mut self.made);
+        if let Ok(plugin) = self.look_for(None).await {
+            for claim in claims {
+                // Another case is about a refusal.
+                let _ = plugin.client.unprepare(&claim).await;
+            }
+        }
+        self.log.take();
     }
 
     /// What was exchanged since the last time, and the end of the driver's output.
@@ -498,6 +514,22 @@ impl Place {
 pub(crate) async fn get_info(client: &mut RegistrationClient<Channel>) -> Result<PluginInfo> {
     let info = tokio::time::timeout(GET_INFO, client.get_info(InfoRequest {})).await;
     Ok(info.context("GetInfo is not answered within 1 s")?.context("GetInfo")?.into_inner())
+}
+
+/// The text of a regular file of a driver, which may be anything.
+pub(crate) fn read(path: &Path) -> std::io::Result<String> {
+    // Nothing waits for the other end of a pipe.
+    let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::CLOEXEC;
+    let file = std::fs::File::from(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?);
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("it is no regular file"));
+    }
+    let mut text = String::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(std::io::Error::other(format!("it has more than {FILE_BYTES_MAX} bytes")));
+    }
+    Ok(text)
 }
 
 /// Removes what is in a directory.

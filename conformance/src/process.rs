@@ -55,17 +55,13 @@ impl Output {
 }
 
 impl Process {
-    pub(crate) fn start(
-        command: &[String],
-        environment: &[(String, String)],
-        output: &Output,
-    ) -> Result<Self> {
+    pub(crate) fn start(command: &[String], output: &Output) -> Result<Self> {
         // What leaves the process's group becomes a child of this process, which finds it there.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
             .context("become the reaper of a driver")?;
         let (program, arguments) = command.split_first().context("the command is empty")?;
         let mut command = Command::new(program);
-        command.args(arguments).envs(environment.iter().map(|(name, value)| (name, value)));
+        command.args(arguments);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut child = command.spawn().with_context(|| format!("start {program}"))?;
         let pid =
@@ -114,20 +110,23 @@ impl Process {
         }
     }
 
-    /// Resident memory in bytes and open files, of it and of its group.
-    pub(crate) fn usage(&self) -> Usage {
+    /// Resident memory in bytes and open files, of it, of its group and of what left the group; `None`: they cannot be read.
+    pub(crate) fn usage(&self) -> Option<Usage> {
+        let (own, group) = (rustix::process::getpid(), rustix::process::getpgrp());
+        let is_of_driver =
+            |stat: &Stat| stat.group == self.pid || (stat.parent == own && stat.group != group);
         let mut usage = Usage::default();
-        for pid in processes(|stat| stat.group == self.pid) {
+        let pids = processes(is_of_driver);
+        for pid in &pids {
             let read = |file: &str| std::fs::read_to_string(format!("/proc/{}/{file}", pid.as_raw_nonzero()));
-            let resident = read("status").ok().and_then(|text| {
-                let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-                line.trim().strip_suffix(" kB")?.parse::<u64>().ok()
-            });
+            let status = read("status").ok()?;
+            let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+            // One that has ended and was not waited for has none.
+            let resident = resident.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
             usage.memory += resident.unwrap_or_default() << 10;
-            let files = std::fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero()));
-            usage.files += files.map_or(0, Iterator::count);
+            usage.files += std::fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero())).ok()?.count();
         }
-        usage
+        (usage.memory > 0).then_some(usage)
     }
 }
 
@@ -203,7 +202,7 @@ mod tests {
     fn shell(script: &str) -> (Process, Output) {
         let output = Output::default();
         let command = ["sh", "-c", script].map(str::to_owned);
-        (Process::start(&command, &[], &output).unwrap(), output)
+        (Process::start(&command, &output).unwrap(), output)
     }
 
     fn alive(pid: i32) -> bool {
@@ -224,7 +223,7 @@ mod tests {
         let _alone = ALONE.lock().await;
         let (process, output) = shell("setsid sh -c 'echo $$; exec sleep 600' & sleep 600");
         let pid = pid_in(&output).await;
-        assert!(alive(pid) && process.usage().memory > 0);
+        assert!(alive(pid) && process.usage().is_some());
         process.kill().await;
         assert!(!alive(pid));
     }

@@ -10,6 +10,7 @@ use nodedock_proto::kubelet::device_plugin::v1beta1::{
     Empty, PreferredAllocationRequest,
 };
 use tonic::transport::Channel;
+use tonic::{Response, Status};
 
 use super::{Facts, level};
 use crate::place::Place;
@@ -56,11 +57,21 @@ async fn registers(place: &mut Place, _: &Facts) -> Result<Outcome> {
 
 async fn options(place: &mut Place, _: &Facts) -> Result<Outcome> {
     let mut client = begin(place).await?;
-    client
-        .get_device_plugin_options(Empty {})
-        .await
-        .map_err(|status| anyhow!("GetDevicePluginOptions: {status}"))?;
+    let asking = client.get_device_plugin_options(Empty {});
+    within(place, "GetDevicePluginOptions", asking).await?;
     Ok(Outcome::Passed)
+}
+
+/// The answer to a call, within its deadline.
+pub(super) async fn within<T>(
+    place: &Place,
+    call: &str,
+    asking: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T> {
+    let answer = tokio::time::timeout(place.options.call_timeout, asking).await;
+    let answer = answer.with_context(|| format!("{call} is not answered within its deadline"))?;
+    let answer = answer.map_err(|status| anyhow!("{call}, {:?}: {}", status.code(), status.message()))?;
+    Ok(answer.into_inner())
 }
 
 /// The first list.
@@ -83,7 +94,9 @@ async fn devices(place: &Place, client: &mut DevicePluginClient<Channel>) -> Res
 async fn healthy(place: &Place, client: &mut DevicePluginClient<Channel>) -> Result<Vec<String>> {
     let devices = devices(place, client).await?;
     let healthy = devices.into_iter().filter(|device| device.health == "Healthy");
-    Ok(healthy.map(|device| device.id).collect())
+    let ids: Vec<String> = healthy.map(|device| device.id).collect();
+    ensure!(!ids.is_empty(), "no device is healthy");
+    Ok(ids)
 }
 
 async fn list(place: &mut Place, _: &Facts) -> Result<Outcome> {
@@ -118,17 +131,14 @@ async fn ask(
     let container = |ids: &&[String]| ContainerAllocateRequest { devices_ids: ids.to_vec() };
     let request = AllocateRequest { container_requests: containers.iter().map(container).collect() };
     place.log.add(format!("→ Allocate {containers:?}"));
-    let answer = tokio::time::timeout(place.options.call_timeout, client.allocate(request)).await;
-    let answer = answer.context("Allocate is not answered within its deadline")?;
-    let answer = answer.map_err(|status| anyhow!("Allocate, {:?}: {}", status.code(), status.message()));
+    let answer = within(place, "Allocate", client.allocate(request)).await;
     place.log.add(format!("← {answer:?}"));
-    Ok(answer?.into_inner())
+    answer
 }
 
 async fn allocate(place: &mut Place, _: &Facts) -> Result<Outcome> {
     let mut client = begin(place).await?;
     let ids = healthy(place, &mut client).await?;
-    ensure!(!ids.is_empty(), "no device is healthy");
     let containers: Vec<&[String]> = ids.chunks(1).take(2).collect();
     let answer = ask(place, &mut client, &containers).await?;
     let (answers, asked) = (answer.container_responses.len(), containers.len());
@@ -165,8 +175,7 @@ async fn preferred(place: &mut Place, _: &Facts) -> Result<Outcome> {
             allocation_size: i32::try_from(size).context("a size")?,
         }],
     };
-    let answer = client.get_preferred_allocation(request).await;
-    let answer = answer.map_err(|status| anyhow!("GetPreferredAllocation: {status}"))?.into_inner();
+    let answer = within(place, "GetPreferredAllocation", client.get_preferred_allocation(request)).await?;
     let given: Vec<_> =
         answer.container_responses.into_iter().map(|container| container.device_ids).collect();
     place.log.add(format!("GetPreferredAllocation {size} of {ids:?} with {must:?}: {given:?}"));

@@ -1,6 +1,7 @@
 //! The level `features`: what a driver says that it can do.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -11,7 +12,7 @@ use tonic::{Code, Status};
 use super::idempotency::{prepared, same};
 use super::slices::names;
 use super::{Facts, level};
-use crate::place::{DeviceId, Place, Plugin, STOP};
+use crate::place::{DeviceId, Place, Plugin, STOP, read};
 use crate::report::Outcome;
 
 level! {
@@ -121,7 +122,7 @@ async fn metadata(place: &mut Place, _: &Facts) -> Result<Outcome> {
         return Ok(Outcome::NotDeclared("its CDI devices mount no device metadata".to_owned()));
     }
     for file in files {
-        let text = std::fs::read_to_string(file).with_context(|| format!("read {file}"))?;
+        let text = read(Path::new(file)).with_context(|| format!("read {file}"))?;
         let mut documents = serde_json::Deserializer::from_str(&text).into_iter::<Value>().peekable();
         ensure!(documents.peek().is_some(), "{file} is empty");
         for document in documents {

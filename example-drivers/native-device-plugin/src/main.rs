@@ -1,8 +1,8 @@
 //! A native device plugin without hardware, as a program.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -79,13 +79,15 @@ async fn main() -> Result<()> {
         options.register = Register::PluginsRegistry(args.registry_dir.clone());
     }
     let answers = args.answers.as_deref().map(read).transpose()?.unwrap_or_default();
-    let plugin = Plugin::unregistered(options, script(answers, args.prefer)).context("make the socket")?;
-    let listed = devices(args.devices.as_deref())?;
-    plugin.list(listed.clone());
+    let now = devices(args.devices.as_deref())?;
+    let listed = Arc::new(Mutex::new(ids(&now)));
+    let script = script(answers, args.prefer, listed.clone());
+    let plugin = Plugin::unregistered(options, script).context("make the socket")?;
+    plugin.list(now.clone());
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     tokio::select! {
         registered = plugin.keep_registered() => registered.context("register")?,
-        followed = follow(&plugin, args.devices.as_deref(), listed) => followed?,
+        followed = follow(&plugin, args.devices.as_deref(), now, &listed) => followed?,
         () = say(&plugin) => {}
         stopped = tokio::signal::ctrl_c() => stopped.context("wait for the signal")?,
         _ = terminate.recv() => {}
@@ -104,9 +106,18 @@ fn devices(file: Option<&Path>) -> Result<Vec<Device>> {
     file.map_or_else(default, read)
 }
 
-/// The first device with an entry in the answers decides.
-fn script(answers: BTreeMap<String, Word>, prefer: Option<Prefer>) -> Script {
+/// IDs of the devices that are listed now.
+type Listed = Arc<Mutex<BTreeSet<String>>>;
+
+fn ids(devices: &[Device]) -> BTreeSet<String> {
+    devices.iter().map(|device| device.id.clone()).collect()
+}
+
+/// A device that is not listed is refused; of the others, the first with an entry in the answers decides.
+fn script(answers: BTreeMap<String, Word>, prefer: Option<Prefer>, listed: Listed) -> Script {
+    let is_unknown = move |id: &&String| !listed.lock().unwrap_or_else(PoisonError::into_inner).contains(*id);
     let script = Script::new(move |ids| match ids.iter().find_map(|id| answers.get(id)) {
+        _ if ids.iter().any(|id| is_unknown(&id)) => Answer::refuse("a device is not listed"),
         None | Some(Word::Ok) => Answer::ok(ids),
         Some(Word::Refuse) => Answer::refuse("refused by --answers"),
         Some(Word::Hang) => Answer::Hang,
@@ -143,7 +154,12 @@ fn chosen(prefer: Prefer, choice: &Choice) -> Vec<String> {
 }
 
 /// Lists the devices again when their file changes. Reports and skips an invalid file.
-async fn follow(plugin: &Plugin, file: Option<&Path>, mut last: Vec<Device>) -> Result<()> {
+async fn follow(
+    plugin: &Plugin,
+    file: Option<&Path>,
+    mut last: Vec<Device>,
+    listed: &Mutex<BTreeSet<String>>,
+) -> Result<()> {
     let Some(file) = file else { return std::future::pending().await };
     let (sender, mut changes) = mpsc::channel(1);
     // A full channel triggers a check as well as a new event does.
@@ -160,6 +176,7 @@ async fn follow(plugin: &Plugin, file: Option<&Path>, mut last: Vec<Device>) -> 
         match devices(Some(file)) {
             Ok(now) if now == last => {}
             Ok(now) => {
+                *listed.lock().unwrap_or_else(PoisonError::into_inner) = ids(&now);
                 plugin.list(now.clone());
                 last = now;
             }
@@ -222,8 +239,10 @@ mod tests {
     #[test]
     fn of_several_devices_the_first_with_an_answer_decides() {
         let answers = BTreeMap::from([("b".to_owned(), Word::Refuse), ("c".to_owned(), Word::Hang)]);
-        let script = script(answers, None);
+        let listed = Arc::new(Mutex::new(BTreeSet::from(["a", "b", "c"].map(str::to_owned))));
+        let script = script(answers, None, listed);
         assert!(matches!(script.answer(&ids(&["a", "b", "c"])), Answer::Status(..)));
         assert!(matches!(script.answer(&ids(&["a"])), Answer::Container(_)));
+        assert!(matches!(script.answer(&ids(&["d"])), Answer::Status(..)), "it is not listed");
     }
 }

@@ -7,7 +7,7 @@ use futures::{Stream, StreamExt, stream};
 use nodedock_proto::kubelet::device_plugin::v1beta1 as api;
 use nodedock_proto::kubelet::registration as reg;
 use tokio_stream::wrappers::BroadcastStream;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Request, Response, Status};
 
 use crate::script::{Answer, Choice};
 use crate::{Event, Shared};
@@ -98,14 +98,7 @@ impl api::device_plugin_server::DevicePlugin for DevicePlugin {
         let mut container_responses = Vec::new();
         for container in request.into_inner().container_requests {
             let devices = container.devices_ids;
-            let (listed, _) = self.0.lists();
-            let is_listed =
-                |id: &&String| listed.iter().flat_map(|list| &list.devices).any(|device| device.id == **id);
-            let unknown = devices.iter().find(|id| !is_listed(id));
-            let answer = match unknown {
-                Some(id) => Answer::Status(Code::InvalidArgument, format!("there is no device {id}")),
-                None => self.0.script().answer(&devices),
-            };
+            let answer = self.0.script().answer(&devices);
             let (request_id, deadline) = (request_id.clone(), deadline.clone());
             self.0.tell(Event::Allocate { devices, request_id, deadline });
             container_responses.extend(self.carry_out(answer).await?.map(|response| *response));

@@ -17,7 +17,12 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     file.write_all(content)?;
     file.sync_all()?;
     std::fs::rename(&temporary, path)?;
-    path.parent().map_or(Ok(()), |directory| File::open(directory)?.sync_all())
+    File::open(directory_of(path))?.sync_all()
+}
+
+/// The directory that a file is in: of a name alone the current one.
+pub fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))
 }
 
 #[cfg(test)]
@@ -25,6 +30,13 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
+
+    #[test]
+    fn a_name_alone_is_in_the_current_directory() {
+        for (path, directory) in [("a", "."), ("b/a", "b"), ("/a", "/"), ("./a", ".")] {
+            assert_eq!(directory_of(Path::new(path)), Path::new(directory));
+        }
+    }
 
     #[test]
     fn a_file_is_replaced_and_a_link_in_the_temporary_s_place_is_not_followed() {

@@ -6,6 +6,17 @@
 
 mod reader;
 mod selection;
+/// Whether there is a device node, or a link that is kept, in a directory of `/dev` or below it. The names of others are those of volumes.
+fn has_node(directory: &Path, depth: usize) -> bool {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.into_iter().any(|entry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => depth > 0 && has_node(&entry.path(), depth - 1),
+        Ok(kind) if kind.is_symlink() => directory.ends_with("by-path"),
+        Ok(kind) => kind.is_char_device() || kind.is_block_device(),
+        Err(_) => false,
+    })
+}
+
 #[cfg(test)]
 mod tests;
 
@@ -30,6 +41,8 @@ const NAMES: &[&str] =
 const NAME_BYTES_MAX: usize = 4096;
 /// Entries between two reports of progress.
 const PROGRESS_ENTRIES: usize = 1000;
+/// Directories of `/dev` in one another.
+const DEV_DEPTH_MAX: usize = 8;
 
 /// Makes a snapshot of a machine.
 ///
@@ -223,7 +236,10 @@ impl Walk<'_> {
             return Ok(Err(Skipped::ByRule(reason)));
         }
         if kind.is_dir() {
-            return Ok(Ok(Entry::Directory));
+            let is_kept = !path.starts_with("/dev/") || has_node(here, DEV_DEPTH_MAX);
+            return Ok(is_kept
+                .then_some(Entry::Directory)
+                .ok_or(Skipped::ByRule("directories without nodes")));
         }
         if kind.is_symlink() {
             return Ok(match (selection::keeps_link(path), fs::read_link(here)) {

@@ -62,13 +62,14 @@ async fn arguments_that_mean_nothing_are_refused_with_what_they_are() {
         (vec!["--exec", "driver {stat}"], 2, "{stat} stands for nothing"),
         (vec!["--exec", "driver 'a"], 2, "a quote that is not closed"),
         (vec!["--exec", ""], 2, "the command is empty"),
-        (vec!["--exec", "true", "--only", "wire.nothing"], 1, "wire.nothing is neither a case nor a level"),
+        (vec!["--exec", "true", "--only", "wire.nothing"], 2, "wire.nothing is neither a case nor a level"),
         (vec!["--exec", "/nonexistent/driver"], 1, "start /nonexistent/driver"),
         (vec!["--exec", "true", "--device", "gpu-0"], 2, "it is no POOL/DEVICE"),
         (vec!["--exec", "true", "--parameters", "[]"], 2, "parameters are an object"),
         (vec!["--exec", "true", "--socket-dir", "/tmp"], 2, "cannot be used with"),
         (vec![text(missing)], 1, "read /nonexistent/driver.wasm"),
-        (vec!["--socket-dir", "/nonexistent"], 1, "find /nonexistent"),
+        (vec!["--socket-dir", "/tmp"], 2, "--driver <NAME>"),
+        (vec!["--socket-dir", "/nonexistent", "--driver", "a.example.com"], 1, "find /nonexistent"),
         (vec![], 2, "required"),
     ] {
         let output = conform(&args).await;

@@ -20,6 +20,28 @@ async fn the_native_null_driver_passes() {
 }
 
 #[tokio::test]
+async fn a_driver_that_runs_already_passes_what_does_not_restart_it() {
+    let kubelet = tempfile::tempdir().expect("a directory");
+    let [registry, plugins] = ["plugins_registry", "plugins"].map(|name| kubelet.path().join(name));
+    std::fs::create_dir(&registry).expect("a new directory");
+    let mut driver = tokio::process::Command::new(beside("native-null"));
+    driver.args(["--registry-dir", text(&registry), "--plugins-dir", text(&plugins)]).kill_on_drop(true);
+    let mut driver = driver.spawn().expect("it starts");
+    let kubeconfig = kubelet.path().join("kubeconfig");
+    let device = ["--driver", "null.example.com", "--device", "null/null-0"];
+    let args = ["--socket-dir", text(kubelet.path()), "--write-kubeconfig", text(&kubeconfig)];
+    let (outcomes, report) = outcomes(&[&args[..], &device[..]].concat()).await;
+    all_pass("native-null", &outcomes, &report);
+    assert_eq!(outcomes["wire.prepare"], "passed");
+    assert_eq!(outcomes["crash.after-prepare"], "not-declared");
+    assert!(driver.try_wait().expect("its state").is_none(), "it is left running");
+    // What is there already is not replaced.
+    let again = super::conform(&[&args[..], &device[..]].concat()).await;
+    let error = String::from_utf8_lossy(&again.stderr).into_owned();
+    assert!(again.status.code() == Some(1) && error.contains("File exists"), "{error}");
+}
+
+#[tokio::test]
 async fn the_native_device_plugin_passes() {
     let program = beside("native-device-plugin");
     let command = format!("{} --device-plugins-dir {{device-plugins}} --prefer last", text(&program));

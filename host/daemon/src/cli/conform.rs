@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use nodedock_conformance::{Options, Outcome, PLACEHOLDERS, Program, Running, Target, Verdict};
 use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::CliError;
 use super::output::{print_text, printable};
@@ -32,11 +33,11 @@ pub(super) struct ConformArgs {
     /// The recorded machine of a WebAssembly driver; default: this one
     #[arg(long, value_name = "SNAPSHOT", requires = "file")]
     hardware: Option<PathBuf>,
-    /// Where to write a kubeconfig for the API server; a driver that reads claims is started with it, after this
+    /// Where to write a new kubeconfig for the API server; a driver that reads claims is started with it, after this
     #[arg(long, value_name = "FILE", requires = "socket_dir")]
-    kubeconfig: Option<PathBuf>,
+    write_kubeconfig: Option<PathBuf>,
     /// The name that the driver has to register
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", required_unless_present_any = ["file", "exec", "list"])]
     driver: Option<String>,
     /// A device of a driver that publishes no ResourceSlices; may be repeated
     #[arg(long = "device", value_name = "POOL/DEVICE", value_parser = device)]
@@ -107,6 +108,11 @@ pub(super) async fn run(args: ConformArgs) -> Result<()> {
             serde_saphyr::to_string(&nodedock_conformance::cases()?).context("write YAML")?.trim_end(),
         );
     }
+    let cases = nodedock_conformance::cases()?;
+    if let Some(unknown) = args.only.iter().find(|name| !cases.iter().any(|case| case.is_named(name))) {
+        let message = format!("{unknown} is neither a case nor a level");
+        return Err(CliError::usage(message, "see `nodedock conform --list`").into());
+    }
     let mut options = Options::new(target(&args)?);
     options.driver.clone_from(&args.driver);
     options.devices.clone_from(&args.devices);
@@ -124,8 +130,8 @@ pub(super) async fn run(args: ConformArgs) -> Result<()> {
     let report = tokio::select! {
         report = nodedock_conformance::run(&options, progress) => report?,
         // What runs is killed when it is dropped.
-        stopped = tokio::signal::ctrl_c() => {
-            stopped.context("wait for the signal")?;
+        stopped = stopped() => {
+            stopped.context("wait for signals")?;
             bail!("interrupted");
         }
     };
@@ -142,6 +148,17 @@ pub(super) async fn run(args: ConformArgs) -> Result<()> {
     CliError::unless_done(failed == 0 && passed > 0)
 }
 
+/// Resolves when the user, a terminal that ends or another program wants an end.
+async fn stopped() -> std::io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted,
+        _ = terminate.recv() => Ok(()),
+        _ = hang_up.recv() => Ok(()),
+    }
+}
+
 fn target(args: &ConformArgs) -> Result<Target> {
     if let Some(line) = &args.subject.exec {
         let program = Program::parse(line);
@@ -154,7 +171,7 @@ fn target(args: &ConformArgs) -> Result<Target> {
     }
     if let Some(directory) = &args.subject.socket_dir {
         let kubelet = directory.canonicalize().with_context(|| format!("find {}", directory.display()))?;
-        return Ok(Target::Running(Running { kubelet, kubeconfig: args.kubeconfig.clone() }));
+        return Ok(Target::Running(Running { kubelet, kubeconfig: args.write_kubeconfig.clone() }));
     }
     let file = args.subject.file.as_deref().context("clap wants a driver")?;
     Ok(Target::Program(daemon_with(file, args)?))
@@ -187,7 +204,7 @@ fn daemon_with(file: &Path, args: &ConformArgs) -> Result<Program> {
             snapshot.to_str().context("the snapshot's path is not UTF-8")?.to_owned(),
         ]);
     }
-    Ok(Program { command, files, health_may_be_silent: true, ..Program::default() })
+    Ok(Program { command, files, health_may_be_silent: true })
 }
 
 /// A line for a case, and what was exchanged if it failed.

@@ -89,7 +89,7 @@ fn exists(file: &Path) -> String {
 /// Writes the archive beside its place, and reads it back before it is moved there: an interrupted run leaves what was there, and no
 /// file is left that a daemon would refuse.
 fn write(snapshot: &Snapshot, form: Form, args: &SnapshotArgs) -> Result<()> {
-    let parent = args.file.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    let parent = nodedock_base::file::directory_of(&args.file);
     let beside = tempfile::Builder::new().prefix(".nodedock-snapshot-").tempfile_in(parent);
     let beside = beside.with_context(|| format!("make a file in {}", parent.display()))?;
     archive(snapshot, form, beside.as_file())?;

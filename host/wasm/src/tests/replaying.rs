@@ -191,6 +191,7 @@ fn generated_sessions_replay_to_equal_answers() {
     let session = std::cell::RefCell::new(session);
     // A replay has no node: its `/sys` is empty.
     let elsewhere = runtime.block_on(async { Stage::on(tempfile::tempdir().unwrap(), true) });
+    let replayed_calls = std::cell::Cell::new(0);
     let mut runner = TestRunner::new(Config { cases: 1000, failure_persistence: None, ..Config::default() });
     let steps = prop::collection::vec(step(), 1..8);
     runner
@@ -214,11 +215,13 @@ fn generated_sessions_replay_to_equal_answers() {
             });
             let expected = steps.iter().filter(|step| !matches!(step, Step::Write(_))).count();
             prop_assert!(calls(&recording) <= expected);
+            replayed_calls.set(replayed_calls.get() + calls(&recording));
             let equal = Replayed { calls: calls(&recording), skipped: 0, lost: 0, difference: None };
             prop_assert_eq!(replayed, equal);
             Ok(())
         })
         .unwrap();
+    assert!(replayed_calls.get() > 1000, "of 1,000 sessions {} calls are recorded", replayed_calls.get());
 }
 
 async fn difference(guest: &Guest) -> Option<Difference> {

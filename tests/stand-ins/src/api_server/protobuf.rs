@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use prost::{Message, Oneof};
 use serde::{Serialize, Serializer};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub(super) const CONTENT_TYPE: &str = "application/vnd.kubernetes.protobuf";
 /// What an encoded object begins with.
@@ -34,7 +34,11 @@ pub(super) fn to_json(body: &[u8]) -> Option<Value> {
 fn drop_unset(json: &mut Value) {
     match json {
         Value::Object(fields) => {
-            fields.values_mut().for_each(drop_unset);
+            // An empty text is the value of an attribute.
+            fields
+                .iter_mut()
+                .filter(|(name, _)| *name != "attributes")
+                .for_each(|(_, value)| drop_unset(value));
             let is_unset = |value: &Value| match value {
                 Value::Null => true,
                 Value::Array(list) => list.is_empty(),
@@ -274,12 +278,15 @@ enum Single {
 
 impl Serialize for Attribute {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let lists = serde_json::json!({
-            "ints": self.ints, "bools": self.bools, "strings": self.strings, "versions": self.versions,
-        });
+        let lists = [
+            ("ints", json!(self.ints)),
+            ("bools", json!(self.bools)),
+            ("strings", json!(self.strings)),
+            ("versions", json!(self.versions)),
+        ];
         match &self.single {
             Some(single) => single.serialize(to),
-            None => lists.serialize(to),
+            None => to.collect_map(lists.into_iter().filter(|(_, list)| *list != json!([]))),
         }
     }
 }
@@ -366,8 +373,6 @@ message!(Overhead {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn encoded(api_version: &str, kind: &str, message: &impl Message) -> Vec<u8> {
@@ -384,6 +389,7 @@ mod tests {
             name: "gpu-0".to_owned(),
             attributes: [
                 ("n".to_owned(), attribute(Single::Int(0))),
+                ("t".to_owned(), attribute(Single::String(String::new()))),
                 ("l".to_owned(), Attribute { ints: vec![1, 2], ..Attribute::default() }),
             ]
             .into(),
@@ -410,7 +416,7 @@ mod tests {
         let json = to_json(&encoded("resource.k8s.io/v1", "ResourceSlice", &slice)).unwrap();
         let device = json!({
             "name": "gpu-0",
-            "attributes": { "n": { "int": 0 }, "l": { "ints": [1, 2] } },
+            "attributes": { "n": { "int": 0 }, "t": { "string": "" }, "l": { "ints": [1, 2] } },
             "capacity": { "memory": { "value": "1Gi" } },
             "taints": [{ "key": "k", "effect": "NoSchedule", "timeAdded": "1970-01-01T00:00:00Z" }],
         });

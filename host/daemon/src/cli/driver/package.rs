@@ -140,7 +140,7 @@ impl Target {
     /// Writes the layout beside its place first: an interrupted run leaves what was there.
     fn write(&self, layout: &Layout) -> Result<()> {
         let shown = self.path.display();
-        let parent = self.path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+        let parent = nodedock_base::file::directory_of(&self.path);
         let beside = tempfile::Builder::new().prefix(".nodedock-package-").tempdir_in(parent);
         let beside = beside.with_context(|| format!("make a directory in {}", parent.display()))?;
         let new = beside.path().join("layout");

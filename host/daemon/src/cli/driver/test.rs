@@ -104,6 +104,8 @@ async fn test(bench: &Workbench, driver: &WasmDriver) -> Result<Tested> {
     let devices =
         inventory.pools.iter().flat_map(|(name, pool)| pool.devices.keys().map(move |key| (name, key)));
     for (pool, device) in devices.take(DEVICES_MAX) {
+        // What it did with one device keeps no other from being tried.
+        driver.containment().resume();
         claims.insert(format!("{pool}/{device}"), test_claim(bench, driver, pool, device).await);
     }
     let not_prepared = Some(inventory.device_count() - claims.len()).filter(|count| *count > 0);
