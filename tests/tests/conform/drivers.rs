@@ -5,6 +5,7 @@ use std::path::Path;
 use nodedock_tests::go::Module;
 use nodedock_tests::machine::skip;
 use nodedock_tests::places::{beside, drivers, examples};
+use nodedock_tests::recorded::Recorded;
 
 use super::{all_pass, of, outcomes, text};
 
@@ -97,4 +98,70 @@ async fn the_simulated_gpus_pass() {
 #[tokio::test]
 async fn the_driver_of_device_nodes_passes() {
     wasm("device-nodes", &["--only", "wire,idempotency,crash,slices,features"]).await;
+}
+
+/// The levels that depend on a driver's own answers; the host answers for the rest, as with the simulated GPUs.
+const OWN: [&str; 2] = ["--only", "wire,idempotency,slices"];
+
+/// An example driver with a config of the test's own, on a machine.
+async fn on_machine(name: &str, config: &str, machine: &Path) {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), config).expect("it is written");
+    let driver = drivers().join(format!("{name}.wasm"));
+    let grant = examples().join(name).join(format!("{name}.grant.yaml"));
+    let files = [text(&driver), "--grant", text(&grant), "--config", text(file.path())];
+    let machine = ["--hardware", text(machine)];
+    let (outcomes, report) = outcomes(&[&files[..], &machine, &OWN].concat()).await;
+    all_pass(name, &outcomes, &report);
+    for case in ["wire.cdi-files", "idempotency.unprepare-after-restart", "slices.repaired"] {
+        assert_eq!(outcomes[case], "passed", "{name}");
+    }
+}
+
+#[tokio::test]
+async fn the_driver_that_binds_functions_passes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let machine = Recorded::new(directory.path(), &["vfio-pci", "amdgpu", "igb"]);
+    machine.function("0000:01:00.0", "0x030000", "amdgpu", Some(7)).function(
+        "0000:02:00.0",
+        "0x020000",
+        "igb",
+        Some(8),
+    );
+    let pools = "pools: [{name: all, select: [{class: \"0x02\"}, {class: \"0x03\"}]}]";
+    on_machine("vfio-pci", pools, machine.path()).await;
+}
+
+#[tokio::test]
+async fn the_driver_of_bound_functions_passes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let machine = Recorded::new(directory.path(), &["vfio-pci"]);
+    machine.function("0000:03:00.0", "0x030000", "vfio-pci", Some(9));
+    for (kind, name, number) in [("misc", "vfio", 10), ("vfio", "9", 240)] {
+        let node = machine.path().join(format!("sys/devices/virtual/{kind}/{name}"));
+        std::fs::create_dir_all(&node).expect("a new directory");
+        let uevent = format!("MAJOR={number}\nMINOR=0\nDEVNAME=vfio/{name}\n");
+        std::fs::write(node.join("uevent"), uevent).expect("it is written");
+    }
+    on_machine("pci", "pools: [{name: vfio, select: [{driver: vfio-pci}]}]", machine.path()).await;
+}
+
+#[tokio::test]
+async fn the_driver_of_virtual_functions_passes() {
+    const PF: &str = "0000:05:00.0";
+    let directory = tempfile::tempdir().expect("a directory");
+    let machine = Recorded::new(directory.path(), &["vfio-pci", "mlx5_core"]);
+    machine.function(PF, "0x020000", "mlx5_core", Some(9));
+    for (file, value) in [
+        ("sriov_totalvfs", "8"),
+        ("sriov_numvfs", "0"),
+        ("sriov_offset", "1"),
+        ("sriov_stride", "1"),
+        ("sriov_vf_device", "101e"),
+        ("sriov_drivers_autoprobe", "1"),
+    ] {
+        machine.value(PF, file, value);
+    }
+    let pools = "pools: [{name: vf, select: [{addresses: [\"0000:05:00.0\"]}], vfs: 4, mode: vfio}]";
+    on_machine("sriov", pools, machine.path()).await;
 }
