@@ -276,10 +276,10 @@ mod tests {
             let workflow: serde_json::Value = serde_saphyr::from_str(&text).unwrap();
             let steps = workflow["jobs"]["driver"]["steps"].as_array().unwrap();
             let runs: Vec<_> = steps.iter().filter_map(|step| step["run"].as_str()).collect();
-            let (tools, tests) = runs.split_at(runs.len() - 2);
+            let (tools, tests) = runs.split_at(runs.len() - 3);
             assert!(tools.iter().any(|run| run.contains(".wasm")), "{text}");
-            for (run, command) in tests.iter().zip(["check", "test"]) {
-                let wanted = format!("$NODEDOCK driver {command} fast-nic.wasm --hardware machine");
+            for (run, command) in tests.iter().zip(["driver check", "driver test", "conform"]) {
+                let wanted = format!("$NODEDOCK {command} fast-nic.wasm --hardware machine");
                 assert!(run.starts_with(&wanted), "{text}");
             }
         }
