@@ -132,7 +132,7 @@ fn read_text(path: &Path) -> Result<String> {
 /// Writes a file at once: a daemon or a person may read it meanwhile.
 fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let context = || format!("write {}", path.display());
-    let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    let parent = nodedock_base::file::directory_of(path);
     let mut file = tempfile::Builder::new()
         .prefix(".nodedock-")
         .permissions(Permissions::from_mode(FILE_MODE))

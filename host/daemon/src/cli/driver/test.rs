@@ -12,7 +12,7 @@ use similar::TextDiff;
 
 use super::super::output::{Format, print_text};
 use super::workbench::{SubjectArgs, Workbench, Written};
-use super::{read_text, write_file};
+use super::{read, write_file};
 use nodedock_core::driver::Published;
 use nodedock_model::{DeviceHealth, DeviceName, DriverName, Inventory, PoolName, PreparedClaim, Problem};
 use nodedock_wasm::{Trigger, WasmDriver};
@@ -21,6 +21,8 @@ use nodedock_wasm::{Trigger, WasmDriver};
 const DEVICES_MAX: usize = 64;
 /// Lines around a difference.
 const CONTEXT_LINES: usize = 3;
+/// Of a golden file: a driver may publish some thousand devices.
+const GOLDEN_BYTES_MAX: u64 = 16 << 20;
 
 #[derive(Args)]
 pub(in crate::cli) struct TestArgs {
@@ -203,7 +205,8 @@ fn compact(value: Value) -> Option<Value> {
 fn compare(golden: &Path, text: &str, summary: &str) -> Result<()> {
     let shown = golden.display();
     ensure!(golden.exists(), "{shown} does not exist: write it with --update");
-    let wanted = read_text(golden)?;
+    let wanted = read(golden, GOLDEN_BYTES_MAX)?;
+    let wanted = String::from_utf8(wanted).with_context(|| format!("{shown} is not UTF-8 text"))?;
     if wanted == text {
         return print_text(&format!("{shown}: as before, {summary}"));
     }
