@@ -17,10 +17,11 @@ use serde_json::Value;
 
 use crate::Target;
 use crate::list::Case;
-use crate::place::{Place, devices};
+use crate::published::devices;
 use crate::report::Outcome;
+use crate::test_node::TestNode;
 
-pub(crate) type Run = for<'a> fn(&'a mut Place, &'a Facts) -> BoxFuture<'a, Result<Outcome>>;
+pub(crate) type Run = for<'a> fn(&'a mut TestNode, &'a Facts) -> BoxFuture<'a, Result<Outcome>>;
 
 /// The code of each case by its ID.
 pub(crate) fn all() -> Vec<(&'static str, Run)> {
@@ -40,7 +41,7 @@ pub(crate) fn all() -> Vec<(&'static str, Run)> {
 macro_rules! level {
     ($($id:literal => $run:ident,)*) => {
         pub(super) const CASES: &[(&str, super::Run)] =
-            &[$(($id, |place, facts| ::futures::FutureExt::boxed($run(place, facts)))),*];
+            &[$(($id, |node, facts| ::futures::FutureExt::boxed($run(node, facts)))),*];
     };
 }
 pub(crate) use level;
@@ -69,43 +70,43 @@ pub(crate) struct Facts {
 
 impl Facts {
     /// Starts the driver once and looks at what it does.
-    pub(crate) async fn learn(place: &mut Place) -> Self {
-        let mut facts = Self { knows_admin_access: place.options.admin_access, ..Self::default() };
-        if let Target::Program(program) = &place.options.target {
+    pub(crate) async fn learn(node: &mut TestNode) -> Self {
+        let mut facts = Self { knows_admin_access: node.options.admin_access, ..Self::default() };
+        if let Target::Program(program) = &node.options.target {
             facts.is_program = true;
             facts.health_may_be_silent = program.health_may_be_silent;
             facts.names_cdi = program.names("cdi") || program.names("root");
             facts.names_state = program.names("state");
             facts.names_instance = program.names("instance");
         }
-        if let Err(error) = facts.look(place).await {
-            facts.failure = Some((format!("{error:#}"), place.messages()));
+        if let Err(error) = facts.look(node).await {
+            facts.failure = Some((format!("{error:#}"), node.messages()));
         }
         facts
     }
 
-    async fn look(&mut self, place: &mut Place) -> Result<()> {
-        place.start()?;
-        let mut found = place.announced().await?;
+    async fn look(&mut self, node: &mut TestNode) -> Result<()> {
+        node.start()?;
+        let mut found = node.announced().await?;
         tokio::time::sleep(BESIDE).await;
         if found.is_none() {
-            found = place.look_for_info().await.ok();
+            found = node.look_for_info().await.ok();
         }
         if let Some((_, info)) = found {
             self.is_dra = true;
-            self.slices = place.slices(&info.name).await;
+            self.slices = node.slices(&info.name).await;
             if self.slices.is_empty() {
-                self.slices = place.slices_now(&info.name);
+                self.slices = node.slices_now(&info.name);
             }
             self.services = info.supported_versions;
-            let named = place.options.devices.len();
+            let named = node.options.devices.len();
             self.devices = if named > 0 { named } else { devices(&self.slices).len() };
         }
-        if place.registrations.newest().is_some() {
+        if node.registrations.newest().is_some() {
             self.is_device_plugin = true;
-            let (_, mut client) = place.device_plugin().await?;
+            let (_, mut client) = node.device_plugin().await?;
             let asking = client.get_device_plugin_options(Empty {});
-            let options = device_plugin::within(place, "GetDevicePluginOptions", asking).await;
+            let options = device_plugin::within(node, "GetDevicePluginOptions", asking).await;
             self.prefers = options.is_ok_and(|options| options.get_preferred_allocation_available);
         }
         Ok(())

@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use tonic::transport::{Channel, Server};
 use tonic::{Request, Response, Status};
 
-use crate::place::AT_ONCE;
+use crate::test_node::AT_ONCE;
 use crate::wire::Log;
 
 const SOCKET: &str = "kubelet.sock";

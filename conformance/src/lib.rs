@@ -1,27 +1,30 @@
 //! Checks whether a device driver behaves as a kubelet and a cluster need it.
 //!
 //! The driver is a black box: a program that is started on directories and an API server of its own for each case, or one that runs
-//! already. The cases are in `cases.yaml`, in words; this crate has the code of each. It knows nothing of the host: a WebAssembly driver is
+//! already. The cases are in `cases.yaml`, in words; this crate has the code of each. Of the host it knows the rules of names: a WebAssembly driver is
 //! checked as what the daemon makes of it, a plugin on a socket.
 
 mod cases;
 mod device_plugin;
+mod files;
 mod list;
-mod place;
 mod process;
+mod published;
 mod report;
+mod test_node;
 mod wire;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use tempfile::TempDir;
 
 pub use list::{Case, CaseError, Level, cases};
 pub use report::{Outcome, Report, Verdict};
 
-use place::Place;
+use test_node::TestNode;
 
 /// A driver that answers each call in time may still be too slow.
 const CASE_MAX: Duration = Duration::from_secs(600);
@@ -51,6 +54,8 @@ pub struct Program {
     pub command: Vec<String>,
     /// It offers the health service whether or not it has something to say, as the daemon does for every driver.
     pub health_may_be_silent: bool,
+    /// A directory below the root whose content each case gets from the one before, such as a cache of compiled code.
+    pub cache: Option<PathBuf>,
     /// Files to be there before it starts: the path below the root, and the content.
     pub files: Vec<(PathBuf, Vec<u8>)>,
 }
@@ -83,7 +88,7 @@ impl Program {
             bail!("the command is empty");
         }
         let program = Self { command, ..Self::default() };
-        for name in program.command.iter().flat_map(|word| place::placeholders(word)) {
+        for name in program.command.iter().flat_map(|word| test_node::placeholders(word)) {
             if !PLACEHOLDERS.iter().any(|(known, _)| *known == name) {
                 let known: Vec<_> = PLACEHOLDERS.iter().map(|(known, _)| *known).collect();
                 bail!("{{{name}}} stands for nothing: the command may have {{{}}}", known.join("}, {"));
@@ -93,7 +98,7 @@ impl Program {
     }
 
     fn names(&self, placeholder: &str) -> bool {
-        self.command.iter().any(|word| place::placeholders(word).any(|name| name == placeholder))
+        self.command.iter().any(|word| test_node::placeholders(word).any(|name| name == placeholder))
     }
 }
 
@@ -150,35 +155,26 @@ pub async fn run(options: &Options, mut progress: impl FnMut(&Verdict)) -> Resul
         bail!("{unknown} is neither a case nor a level");
     }
     let mut report = Report::default();
-    let mut place = Place::new(options).await?;
-    let facts = cases::Facts::learn(&mut place).await;
-    // A driver that runs already knows the API server that it was started with.
-    let mut shared = matches!(options.target, Target::Running(_)).then_some(place);
+    let mut nodes = Nodes::new(options)?;
+    let mut node = nodes.take().await?;
+    let facts = cases::Facts::learn(&mut node).await;
+    nodes.put_back(node).await?;
     for case in list.iter().filter(|case| is_wanted(case, &list, &options.only)) {
         let began = Instant::now();
         let missing = facts.missing(case).or_else(|| report.blocks(case));
         let (outcome, messages) = match missing {
             Some(outcome) => (outcome, Vec::new()),
             None => {
-                let mut place = match shared.take() {
-                    Some(place) => place,
-                    None => Place::new(options).await?,
-                };
                 let (_, run) = code.iter().find(|(id, _)| *id == case.id).context("a case without code")?;
-                let outcome = match tokio::time::timeout(CASE_MAX, run(&mut place, &facts)).await {
+                let mut node = nodes.take().await?;
+                let outcome = match tokio::time::timeout(CASE_MAX, run(&mut node, &facts)).await {
                     Ok(Ok(outcome)) => outcome,
                     Ok(Err(error)) => Outcome::Failed(format!("{error:#}")),
                     Err(_) => Outcome::Failed(format!("the case did not end within {CASE_MAX:?}")),
                 };
                 let is_failed = matches!(outcome, Outcome::Failed(_));
-                let messages = if is_failed { place.messages() } else { Vec::new() };
-                match options.target {
-                    Target::Running(_) => {
-                        place.release().await;
-                        shared = Some(place);
-                    }
-                    Target::Program(_) => place.kill().await,
-                }
+                let messages = if is_failed { node.messages() } else { Vec::new() };
+                nodes.put_back(node).await?;
                 (outcome, messages)
             }
         };
@@ -187,6 +183,59 @@ pub async fn run(options: &Options, mut progress: impl FnMut(&Verdict)) -> Resul
         report.verdicts.push(verdict);
     }
     Ok(report)
+}
+
+/// Where each case gets its node from.
+struct Nodes<'a> {
+    options: &'a Options,
+    /// That of a driver that runs already: it knows the API server that it was started with.
+    shared: Option<TestNode>,
+    /// Has the program's cache between two cases.
+    kept: TempDir,
+}
+
+impl<'a> Nodes<'a> {
+    fn new(options: &'a Options) -> Result<Self> {
+        let kept =
+            tempfile::Builder::new().prefix("ndc-").tempdir().context("make a directory for a cache")?;
+        Ok(Self { options, shared: None, kept })
+    }
+
+    async fn take(&mut self) -> Result<TestNode> {
+        if let Some(node) = self.shared.take() {
+            return Ok(node);
+        }
+        let node = TestNode::new(self.options).await?;
+        if let Some(cache) = node.cache() {
+            move_directory(&self.kept.path().join("cache"), &cache)?;
+        }
+        Ok(node)
+    }
+
+    async fn put_back(&mut self, mut node: TestNode) -> Result<()> {
+        match self.options.target {
+            Target::Running(_) => {
+                node.release().await;
+                self.shared = Some(node);
+            }
+            Target::Program(_) => {
+                node.kill().await;
+                if let Some(cache) = node.cache() {
+                    move_directory(&cache, &self.kept.path().join("cache"))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Does nothing if there is no such directory.
+fn move_directory(from: &Path, to: &Path) -> Result<()> {
+    if !from.exists() {
+        return Ok(());
+    }
+    std::fs::create_dir_all(to.parent().unwrap_or(to))?;
+    std::fs::rename(from, to).with_context(|| format!("move {} to {}", from.display(), to.display()))
 }
 
 /// Whether a case is named, or needed by one that is.

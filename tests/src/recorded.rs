@@ -46,6 +46,31 @@ impl Recorded {
         self
     }
 
+    /// Writes a file of the machine, such as `sys/devices/system/cpu/online`, with the directories above it.
+    pub fn file(&self, path: &str, value: &str) -> &Self {
+        self.write(&self.prepared(path), value);
+        self
+    }
+
+    /// Makes a symbolic link of the machine.
+    pub fn link(&self, path: &str, target: &str) -> &Self {
+        link(target, &self.prepared(path));
+        self
+    }
+
+    /// A device below `/sys` that has a character device, by its name below `/dev`.
+    pub fn device_node(&self, path: &str, major: u32, minor: u32, name: &str) -> &Self {
+        let uevent = format!("MAJOR={major}\nMINOR={minor}\nDEVNAME={name}");
+        self.file(&format!("{path}/uevent"), &uevent)
+    }
+
+    /// A path whose directory exists.
+    fn prepared(&self, path: &str) -> PathBuf {
+        let path = self.root.join(path);
+        fs::create_dir_all(path.parent().expect("a path in the machine")).expect("new directories");
+        path
+    }
+
     pub fn path(&self) -> &Path {
         &self.root
     }

@@ -10,9 +10,9 @@ use tokio::time::Instant;
 
 use super::idempotency::{prepared, same};
 use super::{Facts, level};
-use crate::place::{Place, Plugin};
 use crate::process::{Process, Usage};
 use crate::report::Outcome;
+use crate::test_node::{Plugin, TestNode};
 use crate::wire::{Version, failed};
 
 level! {
@@ -39,11 +39,11 @@ const REQUESTS_MAX: usize = 10;
 /// Deadline of a call while the API server does not work.
 const SHORT: Duration = Duration::from_secs(5);
 
-async fn at_once(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
-    let devices = place.devices(&plugin).await?;
+async fn at_once(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    let devices = node.devices(&plugin).await?;
     let claims: Vec<ClaimRef> =
-        devices.iter().take(AT_ONCE).map(|device| place.claim(&plugin, device)).collect();
+        devices.iter().take(AT_ONCE).map(|device| node.claim(&plugin, device)).collect();
     // Those with one device share the claim.
     let calls = (0..AT_ONCE).map(|index| {
         let (claim, client) = (claims[index % claims.len()].clone(), plugin.client.clone());
@@ -70,10 +70,10 @@ async fn at_once(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn cancelled(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
-    let devices = place.devices(&plugin).await?;
-    let claim = place.claim(&plugin, &devices[0]);
+async fn cancelled(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    let devices = node.devices(&plugin).await?;
+    let claim = node.claim(&plugin, &devices[0]);
     for _ in 0..CANCELLED {
         let call = plugin.client.prepare(&claim);
         // Dropped, it resets its stream.
@@ -85,17 +85,17 @@ async fn cancelled(place: &mut Place, _: &Facts) -> Result<Outcome> {
 }
 
 /// Prepares while the API server does not work, and after it.
-async fn without_api(place: &mut Place, fault: Fault) -> Result<Outcome> {
-    let plugin = place.begin().await?;
-    let devices = place.devices(&plugin).await?;
-    let claim = place.claim(&plugin, &devices[0]);
-    let fault = place.api.fail(fault, When::any().resource("resourceclaims"));
+async fn without_api(node: &mut TestNode, fault: Fault) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    let devices = node.devices(&plugin).await?;
+    let claim = node.claim(&plugin, &devices[0]);
+    let fault = node.api.fail(fault, When::any().resource("resourceclaims"));
     let began = Instant::now();
     let client = plugin.client.within(SHORT);
     // It may have read the claim before: then it can prepare it.
     let _ = client.prepare_by(Version::V1, std::slice::from_ref(&claim)).await;
     let took = began.elapsed();
-    place.api.lift(fault);
+    node.api.lift(fault);
     ensure!(took < SHORT + Duration::from_secs(1), "a call with a deadline of {SHORT:?} took {took:?}");
     let answer = plugin.client.prepare(&claim).await.context("when the API server works again")?;
     ensure!(!answer.is_empty(), "the answer has no device when the API server works again");
@@ -103,73 +103,73 @@ async fn without_api(place: &mut Place, fault: Fault) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn api_errors(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    without_api(place, Fault::Status(500)).await
+async fn api_errors(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    without_api(node, Fault::Status(500)).await
 }
 
-async fn slow_api(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    without_api(place, Fault::Hang).await
+async fn slow_api(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    without_api(node, Fault::Hang).await
 }
 
-async fn quiet(place: &mut Place, facts: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
+async fn quiet(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
     if !facts.slices.is_empty() {
-        place.slices(&plugin.name).await;
+        node.slices(&plugin.name).await;
     }
     tokio::time::sleep(QUIET).await;
-    place.api.forget_requests();
+    node.api.forget_requests();
     tokio::time::sleep(QUIET).await;
-    let requests = place.api.requests();
+    let requests = node.api.requests();
     let count = requests.len();
     ensure!(count <= REQUESTS_MAX, "{count} requests in {QUIET:?} without work, {REQUESTS_MAX} at most");
     Ok(Outcome::Passed)
 }
 
 /// What the driver takes after the first cycles, and after all; `None`: that cannot be read.
-async fn cycles(place: &mut Place, cycles: usize) -> Result<Option<(Usage, Usage)>> {
-    let (plugin, claim, _) = prepared(place).await?;
+async fn cycles(node: &mut TestNode, cycles: usize) -> Result<Option<(Usage, Usage)>> {
+    let (plugin, claim, _) = prepared(node).await?;
     let quiet: Plugin = Plugin { client: plugin.client.quiet(), ..plugin };
     let mut before = None;
     for cycle in 0..cycles {
         quiet.client.unprepare(&claim).await.with_context(|| format!("in cycle {cycle}"))?;
         quiet.client.prepare(&claim).await.with_context(|| format!("in cycle {cycle}"))?;
         if cycle == cycles / 10 {
-            before = usage(place);
+            before = usage(node);
         }
     }
-    Ok(before.zip(usage(place)))
+    Ok(before.zip(usage(node)))
 }
 
-fn usage(place: &Place) -> Option<Usage> {
-    place.process.as_ref().and_then(Process::usage)
+fn usage(node: &TestNode) -> Option<Usage> {
+    node.process.as_ref().and_then(Process::usage)
 }
 
 fn unread() -> Outcome {
     Outcome::NotDeclared("what its processes take cannot be read".to_owned())
 }
 
-async fn memory(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let Some((before, after)) = cycles(place, MEMORY_CYCLES).await? else { return Ok(unread()) };
+async fn memory(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let Some((before, after)) = cycles(node, MEMORY_CYCLES).await? else { return Ok(unread()) };
     let grown = after.memory.saturating_sub(before.memory);
     ensure!(grown < MEMORY_MAX, "it grows by {} KiB, from {} KiB", grown >> 10, before.memory >> 10);
     Ok(Outcome::Passed)
 }
 
-async fn descriptors(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let Some((before, after)) = cycles(place, FILES_CYCLES).await? else { return Ok(unread()) };
+async fn descriptors(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let Some((before, after)) = cycles(node, FILES_CYCLES).await? else { return Ok(unread()) };
     let grown = after.files.saturating_sub(before.files);
     ensure!(grown < FILES_MAX, "{grown} more files are open, {} before", before.files);
     Ok(Outcome::Passed)
 }
 
-async fn stops(place: &mut Place, facts: &Facts) -> Result<Outcome> {
+async fn stops(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {
     match facts.is_dra {
-        true => drop(place.begin().await?),
+        true => drop(node.begin().await?),
         false => {
-            place.start()?;
-            place.device_plugin().await?;
+            node.start()?;
+            node.device_plugin().await?;
         }
     }
-    place.stop().await?;
+    node.stop().await?;
     Ok(Outcome::Passed)
 }

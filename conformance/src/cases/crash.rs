@@ -7,8 +7,10 @@ use anyhow::{Context, Result, ensure};
 
 use super::idempotency::{prepared, same};
 use super::{Facts, level};
-use crate::place::{DeviceId, Place, Plugin, empty};
+use crate::files::empty;
+use crate::published::DeviceId;
 use crate::report::Outcome;
+use crate::test_node::{Plugin, TestNode};
 use nodedock_stand_ins::kubelet::ClaimRef;
 
 level! {
@@ -20,29 +22,30 @@ level! {
     "crash.reboot-unprepare" => reboot_unprepare,
     "crash.state-corrupt" => state_corrupt,
     "crash.state-truncated" => state_truncated,
+    "crash.state-read-only" => state_read_only,
     "crash.state-gone" => state_gone,
 }
 
 /// Milliseconds from a request to the crash.
 const CRASHES: [u64; 10] = [0, 1, 2, 3, 4, 6, 8, 12, 16, 20];
 
-async fn registers_again(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let before = place.begin().await?;
-    let after = place.crash().await.context("after a crash")?;
+async fn registers_again(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let before = node.begin().await?;
+    let after = node.crash().await.context("after a crash")?;
     ensure!(before.name == after.name, "the name is now {:?}, and was {:?}", after.name, before.name);
     Ok(Outcome::Passed)
 }
 
-async fn after_prepare(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (_, claim, first) = prepared(place).await?;
-    let plugin = place.crash().await?;
+async fn after_prepare(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (_, claim, first) = prepared(node).await?;
+    let plugin = node.crash().await?;
     same(&first, &plugin.client.prepare(&claim).await?, "after a crash")?;
     Ok(Outcome::Passed)
 }
 
 /// Begins a call, and kills the driver some time later.
 async fn kill_during(
-    place: &mut Place,
+    node: &mut TestNode,
     plugin: &Plugin,
     claim: &ClaimRef,
     after: u64,
@@ -55,17 +58,17 @@ async fn kill_during(
             if is_prepare { client.prepare(&claim).await.map(drop) } else { client.unprepare(&claim).await };
     });
     tokio::time::sleep(Duration::from_millis(after)).await;
-    let plugin = place.crash().await;
+    let plugin = node.crash().await;
     call.abort();
     plugin
 }
 
-async fn in_prepare(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let mut plugin = place.begin().await?;
-    let devices = place.devices(&plugin).await?;
+async fn in_prepare(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let mut plugin = node.begin().await?;
+    let devices = node.devices(&plugin).await?;
     for after in CRASHES {
-        let claim = place.claim(&plugin, &devices[0]);
-        plugin = kill_during(place, &plugin, &claim, after, true).await?;
+        let claim = node.claim(&plugin, &devices[0]);
+        plugin = kill_during(node, &plugin, &claim, after, true).await?;
         let when = || format!("after a crash {after} ms after the prepare began");
         plugin.client.prepare(&claim).await.with_context(when)?;
         plugin.client.unprepare(&claim).await.with_context(when)?;
@@ -73,62 +76,62 @@ async fn in_prepare(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn in_unprepare(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let mut plugin = place.begin().await?;
-    let devices = place.devices(&plugin).await?;
+async fn in_unprepare(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let mut plugin = node.begin().await?;
+    let devices = node.devices(&plugin).await?;
     for after in CRASHES {
-        let claim = place.claim(&plugin, &devices[0]);
+        let claim = node.claim(&plugin, &devices[0]);
         plugin.client.prepare(&claim).await?;
-        plugin = kill_during(place, &plugin, &claim, after, false).await?;
+        plugin = kill_during(node, &plugin, &claim, after, false).await?;
         let when = || format!("after a crash {after} ms after the unprepare began");
         plugin.client.unprepare(&claim).await.with_context(when)?;
     }
     Ok(Outcome::Passed)
 }
 
-async fn reboot(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (_, claim, _) = prepared(place).await?;
-    place.reboot().await?;
-    let plugin = place.begin().await.context("after a reboot")?;
+async fn reboot(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (_, claim, _) = prepared(node).await?;
+    node.reboot().await?;
+    let plugin = node.begin().await.context("after a reboot")?;
     let answer = plugin.client.prepare(&claim).await.context("after a reboot")?;
-    let found = place.cdi_devices()?;
+    let found = node.cdi_devices()?;
     for id in answer.iter().flat_map(|device| &device.cdi_device_ids) {
         ensure!(found.contains_key(id), "after a reboot the answer names {id}, and no CDI file has it");
     }
     Ok(Outcome::Passed)
 }
 
-async fn reboot_unprepare(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (_, claim, _) = prepared(place).await?;
-    place.reboot().await?;
-    let plugin = place.begin().await.context("after a reboot")?;
+async fn reboot_unprepare(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (_, claim, _) = prepared(node).await?;
+    node.reboot().await?;
+    let plugin = node.begin().await.context("after a reboot")?;
     plugin.client.unprepare(&claim).await.context("after a reboot")?;
     Ok(Outcome::Passed)
 }
 
 /// Prepares a claim, damages the state between two runs, and prepares another claim. Without a state file there is nothing to damage.
-async fn damaged(place: &mut Place, damage: impl Fn(&Path) -> Result<()>) -> Result<Outcome> {
-    let (plugin, claim, _) = prepared(place).await?;
-    let devices: Vec<DeviceId> = place.devices(&plugin).await?;
+async fn damaged(node: &mut TestNode, damage: impl Fn(&Path) -> Result<()>) -> Result<Outcome> {
+    let (plugin, claim, _) = prepared(node).await?;
+    let devices: Vec<DeviceId> = node.devices(&plugin).await?;
     plugin.client.unprepare(&claim).await?;
-    let claim = place.claim(&plugin, &devices[0]);
+    let claim = node.claim(&plugin, &devices[0]);
     plugin.client.prepare(&claim).await?;
-    place.kill().await;
-    let files = files(&place.state());
+    node.kill().await;
+    let files = files(&node.state());
     if files.is_empty() {
         return Ok(Outcome::NotDeclared("it keeps no file in its state directory".to_owned()));
     }
     for file in &files {
         damage(file).with_context(|| format!("damage {}", file.display()))?;
     }
-    let plugin = place.begin().await.context("with a damaged state file")?;
-    let fresh = place.claim(&plugin, devices.get(1).unwrap_or(&devices[0]));
+    let plugin = node.begin().await.context("with a damaged state file")?;
+    let fresh = node.claim(&plugin, devices.get(1).unwrap_or(&devices[0]));
     plugin.client.prepare(&fresh).await.context("a new claim, after a state file was damaged")?;
     Ok(Outcome::Passed)
 }
 
-async fn state_corrupt(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    damaged(place, |file| {
+async fn state_corrupt(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    damaged(node, |file| {
         let length = std::fs::metadata(file)?.len();
         // Bytes that are no text, no number and no JSON.
         let bytes: Vec<u8> =
@@ -138,19 +141,48 @@ async fn state_corrupt(place: &mut Place, _: &Facts) -> Result<Outcome> {
     .await
 }
 
-async fn state_truncated(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    damaged(place, |file| {
+async fn state_truncated(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    damaged(node, |file| {
         let half = std::fs::metadata(file)?.len() / 2;
         Ok(std::fs::File::options().write(true).open(file)?.set_len(half)?)
     })
     .await
 }
 
-async fn state_gone(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (_, claim, _) = prepared(place).await?;
-    place.kill().await;
-    empty(&place.state())?;
-    let plugin = place.begin().await.context("without its state")?;
+async fn state_read_only(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    let devices = node.devices(&plugin).await?;
+    let claim = node.claim(&plugin, &devices[0]);
+    node.kill().await;
+    if let Some(why) = node.start_read_only().await? {
+        return Ok(Outcome::NotDeclared(why));
+    }
+    let answer = match node.registered_or_ended().await.context("with a state directory that is read-only")? {
+        Some(plugin) => plugin.client.prepare(&claim).await.unwrap_or_default(),
+        None => Vec::new(),
+    };
+    node.kill().await;
+    node.make_writable()?;
+    let when = "with a state directory that is writable again";
+    let plugin = node.begin().await.context(when)?;
+    plugin.client.unprepare(&claim).await.context(when)?;
+    let found = node.cdi_devices()?;
+    for id in answer.iter().flat_map(|device| &device.cdi_device_ids) {
+        ensure!(
+            !found.contains_key(id),
+            "{id} of the unprepared claim, which was prepared without a state, is left"
+        );
+    }
+    let fresh = node.claim(&plugin, devices.get(1).unwrap_or(&devices[0]));
+    plugin.client.prepare(&fresh).await.context(when)?;
+    Ok(Outcome::Passed)
+}
+
+async fn state_gone(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (_, claim, _) = prepared(node).await?;
+    node.kill().await;
+    empty(&node.state())?;
+    let plugin = node.begin().await.context("without its state")?;
     plugin.client.unprepare(&claim).await.context("without its state")?;
     Ok(Outcome::Passed)
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use nodedock_model::ExtendedResource;
 use nodedock_proto::kubelet::device_plugin::v1beta1::device_plugin_client::DevicePluginClient;
 use nodedock_proto::kubelet::device_plugin::v1beta1::{
     AllocateRequest, AllocateResponse, ContainerAllocateRequest, ContainerPreferredAllocationRequest, Device,
@@ -13,8 +14,8 @@ use tonic::transport::Channel;
 use tonic::{Response, Status};
 
 use super::{Facts, level};
-use crate::place::Place;
 use crate::report::Outcome;
+use crate::test_node::TestNode;
 
 level! {
     "device-plugin.registers" => registers,
@@ -31,51 +32,40 @@ level! {
 /// Until the first list.
 const LIST: Duration = Duration::from_secs(10);
 
-async fn begin(place: &mut Place) -> Result<DevicePluginClient<Channel>> {
-    place.start()?;
-    Ok(place.device_plugin().await?.1)
+async fn begin(node: &mut TestNode) -> Result<DevicePluginClient<Channel>> {
+    node.start()?;
+    Ok(node.device_plugin().await?.1)
 }
 
-async fn registers(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    place.start()?;
-    let (request, _) = place.device_plugin().await?;
+async fn registers(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    node.start()?;
+    let (request, _) = node.device_plugin().await?;
     ensure!(request.version == "v1beta1", "the version is {:?}, not \"v1beta1\"", request.version);
-    let resource = &request.resource_name;
-    let (domain, name) =
-        resource.split_once('/').with_context(|| format!("{resource:?} is no DOMAIN/NAME"))?;
-    let is_text = |text: &str| {
-        !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
-    };
-    let is_native =
-        domain == "kubernetes.io" || domain.ends_with(".kubernetes.io") || domain.starts_with("requests.");
-    ensure!(
-        is_text(domain) && is_text(name) && !is_native && name.len() <= 63,
-        "{resource:?} is no name of an extended resource"
-    );
+    ExtendedResource::new(request.resource_name.as_str()).map_err(|error| anyhow!("{error}"))?;
     Ok(Outcome::Passed)
 }
 
-async fn options(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let mut client = begin(place).await?;
+async fn options(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let mut client = begin(node).await?;
     let asking = client.get_device_plugin_options(Empty {});
-    within(place, "GetDevicePluginOptions", asking).await?;
+    within(node, "GetDevicePluginOptions", asking).await?;
     Ok(Outcome::Passed)
 }
 
 /// The answer to a call, within its deadline.
 pub(super) async fn within<T>(
-    place: &Place,
+    node: &TestNode,
     call: &str,
     asking: impl Future<Output = Result<Response<T>, Status>>,
 ) -> Result<T> {
-    let answer = tokio::time::timeout(place.options.call_timeout, asking).await;
+    let answer = tokio::time::timeout(node.options.call_timeout, asking).await;
     let answer = answer.with_context(|| format!("{call} is not answered within its deadline"))?;
     let answer = answer.map_err(|status| anyhow!("{call}, {:?}: {}", status.code(), status.message()))?;
     Ok(answer.into_inner())
 }
 
 /// The first list.
-async fn devices(place: &Place, client: &mut DevicePluginClient<Channel>) -> Result<Vec<Device>> {
+async fn devices(node: &TestNode, client: &mut DevicePluginClient<Channel>) -> Result<Vec<Device>> {
     let read = async {
         let mut lists = client.list_and_watch(Empty {}).await?.into_inner();
         lists.message().await
@@ -86,22 +76,22 @@ async fn devices(place: &Place, client: &mut DevicePluginClient<Channel>) -> Res
         .context("ListAndWatch ends without a list")?;
     let named: Vec<_> =
         list.devices.iter().map(|device| format!("{} {}", device.id, device.health)).collect();
-    place.log.add(format!("ListAndWatch: {named:?}"));
+    node.log.add(format!("ListAndWatch: {named:?}"));
     Ok(list.devices)
 }
 
 /// IDs of devices that can be allocated.
-async fn healthy(place: &Place, client: &mut DevicePluginClient<Channel>) -> Result<Vec<String>> {
-    let devices = devices(place, client).await?;
+async fn healthy(node: &TestNode, client: &mut DevicePluginClient<Channel>) -> Result<Vec<String>> {
+    let devices = devices(node, client).await?;
     let healthy = devices.into_iter().filter(|device| device.health == "Healthy");
     let ids: Vec<String> = healthy.map(|device| device.id).collect();
     ensure!(!ids.is_empty(), "no device is healthy");
     Ok(ids)
 }
 
-async fn list(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let mut client = begin(place).await?;
-    let devices = devices(place, &mut client).await?;
+async fn list(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let mut client = begin(node).await?;
+    let devices = devices(node, &mut client).await?;
     ensure!(!devices.is_empty(), "the list has no device");
     let mut known = BTreeSet::new();
     for Device { id, health, .. } in &devices {
@@ -111,61 +101,61 @@ async fn list(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn list_stable(place: &mut Place, _: &Facts) -> Result<Outcome> {
+async fn list_stable(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let ids = |devices: Vec<Device>| devices.into_iter().map(|device| device.id).collect::<BTreeSet<_>>();
-    let mut client = begin(place).await?;
-    let before = ids(devices(place, &mut client).await?);
-    place.stop().await?;
-    place.registrations.forget();
-    let mut client = begin(place).await?;
-    let after = ids(devices(place, &mut client).await?);
+    let mut client = begin(node).await?;
+    let before = ids(devices(node, &mut client).await?);
+    node.stop().await?;
+    node.registrations.forget();
+    let mut client = begin(node).await?;
+    let after = ids(devices(node, &mut client).await?);
     ensure!(before == after, "the IDs were {before:?}, and are after a restart {after:?}");
     Ok(Outcome::Passed)
 }
 
 async fn ask(
-    place: &Place,
+    node: &TestNode,
     client: &mut DevicePluginClient<Channel>,
     containers: &[&[String]],
 ) -> Result<AllocateResponse> {
     let container = |ids: &&[String]| ContainerAllocateRequest { devices_ids: ids.to_vec() };
     let request = AllocateRequest { container_requests: containers.iter().map(container).collect() };
-    place.log.add(format!("→ Allocate {containers:?}"));
-    let answer = within(place, "Allocate", client.allocate(request)).await;
-    place.log.add(format!("← {answer:?}"));
+    node.log.add(format!("→ Allocate {containers:?}"));
+    let answer = within(node, "Allocate", client.allocate(request)).await;
+    node.log.add(format!("← {answer:?}"));
     answer
 }
 
-async fn allocate(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let mut client = begin(place).await?;
-    let ids = healthy(place, &mut client).await?;
+async fn allocate(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let mut client = begin(node).await?;
+    let ids = healthy(node, &mut client).await?;
     let containers: Vec<&[String]> = ids.chunks(1).take(2).collect();
-    let answer = ask(place, &mut client, &containers).await?;
+    let answer = ask(node, &mut client, &containers).await?;
     let (answers, asked) = (answer.container_responses.len(), containers.len());
     ensure!(answers == asked, "the answer is for {answers} containers, the request for {asked}");
     Ok(Outcome::Passed)
 }
 
-async fn allocate_again(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let mut client = begin(place).await?;
-    let ids = healthy(place, &mut client).await?;
-    let first = ask(place, &mut client, &[&ids[..1]]).await?;
-    let again = ask(place, &mut client, &[&ids[..1]]).await?;
+async fn allocate_again(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let mut client = begin(node).await?;
+    let ids = healthy(node, &mut client).await?;
+    let first = ask(node, &mut client, &[&ids[..1]]).await?;
+    let again = ask(node, &mut client, &[&ids[..1]]).await?;
     ensure!(first == again, "the first answer is {first:?}, the second {again:?}");
     Ok(Outcome::Passed)
 }
 
-async fn allocate_unknown(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let mut client = begin(place).await?;
-    devices(place, &mut client).await?;
-    let answer = ask(place, &mut client, &[&["no-such-device".to_owned()]]).await;
+async fn allocate_unknown(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let mut client = begin(node).await?;
+    devices(node, &mut client).await?;
+    let answer = ask(node, &mut client, &[&["no-such-device".to_owned()]]).await;
     ensure!(answer.is_err(), "a device that the plugin does not have is allocated");
     Ok(Outcome::Passed)
 }
 
-async fn preferred(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let mut client = begin(place).await?;
-    let ids = healthy(place, &mut client).await?;
+async fn preferred(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let mut client = begin(node).await?;
+    let ids = healthy(node, &mut client).await?;
     let must: Vec<String> = ids.last().cloned().into_iter().collect();
     let size = ids.len().min(2);
     let request = PreferredAllocationRequest {
@@ -175,10 +165,10 @@ async fn preferred(place: &mut Place, _: &Facts) -> Result<Outcome> {
             allocation_size: i32::try_from(size).context("a size")?,
         }],
     };
-    let answer = within(place, "GetPreferredAllocation", client.get_preferred_allocation(request)).await?;
+    let answer = within(node, "GetPreferredAllocation", client.get_preferred_allocation(request)).await?;
     let given: Vec<_> =
         answer.container_responses.into_iter().map(|container| container.device_ids).collect();
-    place.log.add(format!("GetPreferredAllocation {size} of {ids:?} with {must:?}: {given:?}"));
+    node.log.add(format!("GetPreferredAllocation {size} of {ids:?} with {must:?}: {given:?}"));
     let [given] = given.as_slice() else {
         anyhow::bail!("the answer is for {} containers, the request for one", given.len())
     };
@@ -191,11 +181,11 @@ async fn preferred(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn kubelet_restart(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    begin(place).await?;
-    place.log.add("the kubelet starts again");
-    place.registrations.serve().await?;
-    let (_, mut client) = place.device_plugin().await.context("after the kubelet has started again")?;
-    devices(place, &mut client).await?;
+async fn kubelet_restart(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    begin(node).await?;
+    node.log.add("the kubelet starts again");
+    node.registrations.serve().await?;
+    let (_, mut client) = node.device_plugin().await.context("after the kubelet has started again")?;
+    devices(node, &mut client).await?;
     Ok(Outcome::Passed)
 }

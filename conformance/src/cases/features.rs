@@ -12,8 +12,10 @@ use tonic::{Code, Status};
 use super::idempotency::{prepared, same};
 use super::slices::names;
 use super::{Facts, level};
-use crate::place::{DeviceId, Place, Plugin, STOP, read};
+use crate::files::read;
+use crate::published::DeviceId;
 use crate::report::Outcome;
+use crate::test_node::{Plugin, STOP, TestNode};
 
 level! {
     "features.health-list" => health_list,
@@ -49,7 +51,7 @@ macro_rules! first_list {
 }
 
 /// The first list of the newest service for health that the driver lists.
-async fn list(place: &Place, plugin: &Plugin) -> Result<Vec<DeviceId>> {
+async fn list(node: &TestNode, plugin: &Plugin) -> Result<Vec<DeviceId>> {
     let is_newer = plugin.services.iter().any(|service| service == "v1.DRAResourceHealth");
     let read = async {
         match is_newer {
@@ -63,7 +65,7 @@ async fn list(place: &Place, plugin: &Plugin) -> Result<Vec<DeviceId>> {
         let why = format!("the stream ends, {:?}: {}", status.code(), status.message());
         anyhow::Error::new(status).context(why)
     })?;
-    place.log.add(format!("health of {devices:?}"));
+    node.log.add(format!("health of {devices:?}"));
     Ok(devices)
 }
 
@@ -71,9 +73,9 @@ fn ended() -> Status {
     Status::unavailable("without a list of devices")
 }
 
-async fn health_list(place: &mut Place, facts: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
-    match list(place, &plugin).await {
+async fn health_list(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    match list(node, &plugin).await {
         Ok(_) => Ok(Outcome::Passed),
         // The official library lists the service for every driver.
         Err(error)
@@ -88,27 +90,27 @@ async fn health_list(place: &mut Place, facts: &Facts) -> Result<Outcome> {
     }
 }
 
-async fn health_devices(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
-    let slices = place.slices(&plugin.name).await;
+async fn health_devices(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    let slices = node.slices(&plugin.name).await;
     let known: BTreeSet<DeviceId> = names(&slices).into_iter().collect();
-    for device in list(place, &plugin).await? {
+    for device in list(node, &plugin).await? {
         ensure!(known.contains(&device), "{}/{} is in no slice", device.pool, device.name);
     }
     Ok(Outcome::Passed)
 }
 
-async fn health_again(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
-    let first: BTreeSet<_> = list(place, &plugin).await?.into_iter().collect();
-    let again: BTreeSet<_> = list(place, &plugin).await.context("the second time")?.into_iter().collect();
+async fn health_again(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    let first: BTreeSet<_> = list(node, &plugin).await?.into_iter().collect();
+    let again: BTreeSet<_> = list(node, &plugin).await.context("the second time")?.into_iter().collect();
     ensure!(first == again, "the first list has {first:?}, the second {again:?}");
     Ok(Outcome::Passed)
 }
 
-async fn metadata(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (_, _, answer) = prepared(place).await?;
-    let devices = place.cdi_devices()?;
+async fn metadata(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (_, _, answer) = prepared(node).await?;
+    let devices = node.cdi_devices()?;
     let of_answer = answer.iter().flat_map(|device| &device.cdi_device_ids).filter_map(|id| devices.get(id));
     let mounts = of_answer
         .flat_map(|edits| [&edits["mounts"], &edits["ofAll"]["mounts"]])
@@ -137,9 +139,9 @@ async fn metadata(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn counters(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
-    let slices = place.slices(&plugin.name).await;
+async fn counters(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    let slices = node.slices(&plugin.name).await;
     let pool = |slice: &Value| slice["spec"]["pool"]["name"].as_str().unwrap_or_default().to_owned();
     let mut known = BTreeSet::new();
     for slice in &slices {
@@ -168,9 +170,9 @@ async fn counters(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn taints(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
-    for slice in place.slices(&plugin.name).await {
+async fn taints(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    for slice in node.slices(&plugin.name).await {
         for device in slice["spec"]["devices"].as_array().into_iter().flatten() {
             for taint in device["taints"].as_array().into_iter().flatten() {
                 let is_known = matches!(taint["effect"].as_str(), Some("None" | "NoSchedule" | "NoExecute"));
@@ -182,10 +184,10 @@ async fn taints(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn admin_access(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (plugin, claim, first) = prepared(place).await?;
-    let device = place.devices(&plugin).await?.swap_remove(0);
-    let admin = place.admin_claim(&plugin, &device);
+async fn admin_access(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (plugin, claim, first) = prepared(node).await?;
+    let device = node.devices(&plugin).await?.swap_remove(0);
+    let admin = node.admin_claim(&plugin, &device);
     plugin.client.prepare(&admin).await.context("a claim with admin access")?;
     plugin.client.unprepare(&admin).await.context("a claim with admin access")?;
     let when = "after the unprepare of a claim with admin access";
@@ -193,19 +195,19 @@ async fn admin_access(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn rolling_update(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let first = place.begin().await?;
-    let devices = place.devices(&first).await?;
-    let old = place.process.take().context("the driver does not run")?;
-    place.start()?;
-    let second = place.registered(Some(&first.socket)).await.context("the second instance")?;
+async fn rolling_update(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let first = node.begin().await?;
+    let devices = node.devices(&first).await?;
+    let old = node.process.take().context("the driver does not run")?;
+    node.start()?;
+    let second = node.registered(Some(&first.socket)).await.context("the second instance")?;
     ensure!(second.name == first.name, "the second instance has the name {:?}", second.name);
-    let claim = place.claim(&first, &devices[0]);
+    let claim = node.claim(&first, &devices[0]);
     first.client.prepare(&claim).await.context("by the first instance, beside the second")?;
     // One that does not end in time is killed: another case is about that.
     let _ = old.stop(STOP).await;
     second.client.unprepare(&claim).await.context("by the second instance")?;
     // Its registration is still there.
-    place.register(&second.socket).await.context("the second instance, after the end of the first")?;
+    node.register(&second.socket).await.context("the second instance, after the end of the first")?;
     Ok(Outcome::Passed)
 }

@@ -4,8 +4,8 @@ use anyhow::{Context, Result, ensure};
 use nodedock_stand_ins::kubelet::ClaimRef;
 
 use super::{Facts, level};
-use crate::place::{NAMESPACE, Place, Plugin};
 use crate::report::Outcome;
+use crate::test_node::{NAMESPACE, Plugin, TestNode};
 use crate::wire::{Device, Version, failed};
 
 level! {
@@ -23,10 +23,10 @@ level! {
 }
 
 /// A claim that is prepared, and the answer.
-pub(super) async fn prepared(place: &mut Place) -> Result<(Plugin, ClaimRef, Vec<Device>)> {
-    let plugin = place.begin().await?;
-    let devices = place.devices(&plugin).await?;
-    let claim = place.claim(&plugin, &devices[0]);
+pub(super) async fn prepared(node: &mut TestNode) -> Result<(Plugin, ClaimRef, Vec<Device>)> {
+    let plugin = node.begin().await?;
+    let devices = node.devices(&plugin).await?;
+    let claim = node.claim(&plugin, &devices[0]);
     let answer = plugin.client.prepare(&claim).await?;
     Ok((plugin, claim, answer))
 }
@@ -37,22 +37,22 @@ pub(super) fn same(first: &[Device], second: &[Device], when: &str) -> Result<()
 }
 
 /// Those of an answer that some CDI file has.
-fn in_files(place: &Place, answer: &[Device]) -> Result<Vec<String>> {
-    let found = place.cdi_devices()?;
+fn in_files(node: &TestNode, answer: &[Device]) -> Result<Vec<String>> {
+    let found = node.cdi_devices()?;
     let ids = answer.iter().flat_map(|device| &device.cdi_device_ids);
     Ok(ids.filter(|id| found.contains_key(*id)).cloned().collect())
 }
 
-async fn prepare_twice(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (plugin, claim, first) = prepared(place).await?;
+async fn prepare_twice(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (plugin, claim, first) = prepared(node).await?;
     same(&first, &plugin.client.prepare(&claim).await?, "the second time")?;
     Ok(Outcome::Passed)
 }
 
-async fn v1beta1(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
-    let devices = place.devices(&plugin).await?;
-    let claim = place.claim(&plugin, &devices[0]);
+async fn v1beta1(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    let devices = node.devices(&plugin).await?;
+    let claim = node.claim(&plugin, &devices[0]);
     let claims = std::slice::from_ref(&claim);
     let newer =
         plugin.client.prepare_by(Version::V1, claims).await.map_err(|status| failed("prepare", &status))?;
@@ -74,11 +74,11 @@ async fn v1beta1(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn prepare_twice_files(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (plugin, claim, first) = prepared(place).await?;
+async fn prepare_twice_files(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (plugin, claim, first) = prepared(node).await?;
     plugin.client.prepare(&claim).await?;
     let ids: usize = first.iter().map(|device| device.cdi_device_ids.len()).sum();
-    let found = in_files(place, &first)?;
+    let found = in_files(node, &first)?;
     ensure!(found.len() == ids, "of {ids} CDI devices the files have {found:?}");
     Ok(Outcome::Passed)
 }
@@ -88,34 +88,34 @@ fn unknown() -> ClaimRef {
     ClaimRef::new(NAMESPACE, "never", "99999999-0000-4000-8000-000000000000")
 }
 
-async fn unprepare_unknown(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
+async fn unprepare_unknown(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
     plugin.client.unprepare(&unknown()).await?;
     Ok(Outcome::Passed)
 }
 
-async fn unprepare_twice(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (plugin, claim, _) = prepared(place).await?;
+async fn unprepare_twice(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (plugin, claim, _) = prepared(node).await?;
     plugin.client.unprepare(&claim).await?;
     plugin.client.unprepare(&claim).await.context("the second time")?;
     Ok(Outcome::Passed)
 }
 
-async fn unprepare_files(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (plugin, claim, answer) = prepared(place).await?;
+async fn unprepare_files(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (plugin, claim, answer) = prepared(node).await?;
     plugin.client.unprepare(&claim).await?;
-    none_left(place, &plugin, &answer).await?;
+    none_left(node, &plugin, &answer).await?;
     Ok(Outcome::Passed)
 }
 
 /// Checks that no file has a device of an answer whose claim was unprepared. One that the answer for another claim names too may stay.
-async fn none_left(place: &mut Place, plugin: &Plugin, answer: &[Device]) -> Result<()> {
-    let left = in_files(place, answer)?;
+async fn none_left(node: &mut TestNode, plugin: &Plugin, answer: &[Device]) -> Result<()> {
+    let left = in_files(node, answer)?;
     if left.is_empty() {
         return Ok(());
     }
-    let devices = place.devices(plugin).await?;
-    let another = place.claim(plugin, &devices[0]);
+    let devices = node.devices(plugin).await?;
+    let another = node.claim(plugin, &devices[0]);
     let of_another = plugin.client.prepare(&another).await?;
     let is_shared = |id: &String| of_another.iter().any(|device| device.cdi_device_ids.contains(id));
     let left: Vec<_> = left.into_iter().filter(|id| !is_shared(id)).collect();
@@ -123,39 +123,39 @@ async fn none_left(place: &mut Place, plugin: &Plugin, answer: &[Device]) -> Res
     Ok(())
 }
 
-async fn unprepare_without_object(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (plugin, claim, _) = prepared(place).await?;
-    place.delete_claim(&claim);
+async fn unprepare_without_object(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (plugin, claim, _) = prepared(node).await?;
+    node.delete_claim(&claim);
     plugin.client.unprepare(&claim).await?;
     Ok(Outcome::Passed)
 }
 
-async fn prepare_again(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (plugin, claim, _) = prepared(place).await?;
+async fn prepare_again(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (plugin, claim, _) = prepared(node).await?;
     plugin.client.unprepare(&claim).await?;
     plugin.client.prepare(&claim).await.context("after it was unprepared")?;
     Ok(Outcome::Passed)
 }
 
-async fn prepare_after_restart(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (_, claim, first) = prepared(place).await?;
-    let plugin = place.restart().await?;
+async fn prepare_after_restart(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (_, claim, first) = prepared(node).await?;
+    let plugin = node.restart().await?;
     same(&first, &plugin.client.prepare(&claim).await?, "after a restart")?;
     Ok(Outcome::Passed)
 }
 
-async fn unprepare_after_restart(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (_, claim, answer) = prepared(place).await?;
-    let plugin = place.restart().await?;
+async fn unprepare_after_restart(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (_, claim, answer) = prepared(node).await?;
+    let plugin = node.restart().await?;
     plugin.client.unprepare(&claim).await?;
-    none_left(place, &plugin, &answer).await?;
+    none_left(node, &plugin, &answer).await?;
     Ok(Outcome::Passed)
 }
 
-async fn unknown_after_restart(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (plugin, claim, _) = prepared(place).await?;
+async fn unknown_after_restart(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (plugin, claim, _) = prepared(node).await?;
     plugin.client.unprepare(&claim).await?;
-    let plugin = place.restart().await?;
+    let plugin = node.restart().await?;
     plugin.client.unprepare(&unknown()).await?;
     plugin.client.unprepare(&claim).await.context("the second time, after a restart")?;
     Ok(Outcome::Passed)

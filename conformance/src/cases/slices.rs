@@ -8,8 +8,9 @@ use nodedock_stand_ins::api_server::Seen;
 use serde_json::Value;
 
 use super::{Facts, level};
-use crate::place::{DeviceId, NODE, Place, Plugin, is_complete};
+use crate::published::{DeviceId, is_complete};
 use crate::report::Outcome;
+use crate::test_node::{NODE, Plugin, TestNode};
 
 level! {
     "slices.node" => node,
@@ -32,18 +33,18 @@ const REPAIR: Duration = Duration::from_secs(30);
 const SETTLE: Duration = Duration::from_secs(2);
 
 /// The driver with its slices, which are there.
-async fn published(place: &mut Place) -> Result<(Plugin, Vec<Value>)> {
-    let plugin = place.begin().await?;
-    let time = place.options.slices_timeout;
-    let slices = place.slices_until(&plugin.name, time, |slices| !slices.is_empty()).await;
+async fn published(node: &mut TestNode) -> Result<(Plugin, Vec<Value>)> {
+    let plugin = node.begin().await?;
+    let time = node.options.slices_timeout;
+    let slices = node.slices_until(&plugin.name, time, |slices| !slices.is_empty()).await;
     Ok((plugin, slices.with_context(|| format!("no slice is published within {time:?}"))?))
 }
 
 /// The driver with all that it publishes.
-async fn settled(place: &mut Place) -> Result<(Plugin, Vec<Value>)> {
-    let plugin = place.begin().await?;
-    let slices = place.slices(&plugin.name).await;
-    ensure!(!slices.is_empty(), "its pools are not complete within {:?}", place.options.slices_timeout);
+async fn settled(node: &mut TestNode) -> Result<(Plugin, Vec<Value>)> {
+    let plugin = node.begin().await?;
+    let slices = node.slices(&plugin.name).await;
+    ensure!(!slices.is_empty(), "its pools are not complete within {:?}", node.options.slices_timeout);
     Ok((plugin, slices))
 }
 
@@ -61,26 +62,26 @@ pub(super) fn names(slices: &[Value]) -> Vec<DeviceId> {
     names
 }
 
-fn writes(place: &Place) -> Vec<Seen> {
+fn writes(node: &TestNode) -> Vec<Seen> {
     let is_write = |seen: &Seen| {
         seen.resource == "resourceslices"
             && matches!(seen.verb.as_str(), "create" | "update" | "patch" | "delete" | "deletecollection")
     };
-    place.api.requests().into_iter().filter(is_write).collect()
+    node.api.requests().into_iter().filter(is_write).collect()
 }
 
 fn named(writes: &[Seen]) -> Vec<String> {
     writes.iter().map(|seen| format!("{} {}", seen.verb, seen.name)).collect()
 }
 
-async fn node(place: &mut Place, _: &Facts) -> Result<Outcome> {
+async fn node(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     // Whatever it publishes: under another name they would not be found as its own.
-    let plugin = place.begin().await?;
+    let plugin = node.begin().await?;
     let slices =
-        place.slices_until(&plugin.name, place.options.slices_timeout, |slices| !slices.is_empty()).await;
+        node.slices_until(&plugin.name, node.options.slices_timeout, |slices| !slices.is_empty()).await;
     ensure!(slices.is_some(), "no slice has the driver's name {:?}", plugin.name);
     for slice in
-        place.api.look(|state| state.objects("resourceslices").into_iter().cloned().collect::<Vec<_>>())
+        node.api.look(|state| state.objects("resourceslices").into_iter().cloned().collect::<Vec<_>>())
     {
         let (name, spec) = (&slice["metadata"]["name"], &slice["spec"]);
         ensure!(spec["nodeName"] == NODE, "slice {name} is for node {}, not {NODE:?}", spec["nodeName"]);
@@ -94,8 +95,8 @@ async fn node(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn owner(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (_, slices) = published(place).await?;
+async fn owner(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (_, slices) = published(node).await?;
     for slice in slices {
         let (name, owners) = (&slice["metadata"]["name"], &slice["metadata"]["ownerReferences"]);
         let is_node = |owner: &Value| owner["kind"] == "Node" && owner["name"] == NODE;
@@ -104,22 +105,22 @@ async fn owner(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn complete(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (plugin, _) = published(place).await?;
-    let is_whole = place.slices_until(&plugin.name, place.options.slices_timeout, is_complete).await;
+async fn complete(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (plugin, _) = published(node).await?;
+    let is_whole = node.slices_until(&plugin.name, node.options.slices_timeout, is_complete).await;
     if is_whole.is_none() {
         let pools: Vec<_> =
-            place.slices_now(&plugin.name).iter().map(|slice| slice["spec"]["pool"].to_string()).collect();
+            node.slices_now(&plugin.name).iter().map(|slice| slice["spec"]["pool"].to_string()).collect();
         anyhow::bail!("the pools of its slices are {}", pools.join(", "));
     }
     Ok(Outcome::Passed)
 }
 
-async fn accepted(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
-    place.slices(&plugin.name).await;
+async fn accepted(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    node.slices(&plugin.name).await;
     tokio::time::sleep(SETTLE).await;
-    for seen in writes(place) {
+    for seen in writes(node) {
         ensure!(
             !matches!(seen.code, 400 | 422),
             "the API server refuses {} {} with {}",
@@ -131,8 +132,8 @@ async fn accepted(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn unique(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (_, slices) = settled(place).await?;
+async fn unique(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (_, slices) = settled(node).await?;
     let mut known = BTreeSet::new();
     for device in names(&slices) {
         let text = format!("{}/{}", device.pool, device.name);
@@ -141,14 +142,14 @@ async fn unique(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn names_stable(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (plugin, slices) = settled(place).await?;
+async fn names_stable(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (plugin, slices) = settled(node).await?;
     let before = names(&slices);
-    place.restart().await?;
+    node.restart().await?;
     // It may write at once, or when it has looked.
     tokio::time::sleep(SETTLE).await;
-    let time = place.options.slices_timeout;
-    let slices = place
+    let time = node.options.slices_timeout;
+    let slices = node
         .slices_until(&plugin.name, time, is_complete)
         .await
         .context("after a restart its pools are not complete")?;
@@ -158,40 +159,39 @@ async fn names_stable(place: &mut Place, _: &Facts) -> Result<Outcome> {
 }
 
 /// The writes of a restart.
-async fn restarted(place: &mut Place) -> Result<Vec<Seen>> {
-    settled(place).await?;
-    place.api.forget_requests();
-    place.restart().await?;
+async fn restarted(node: &mut TestNode) -> Result<Vec<Seen>> {
+    settled(node).await?;
+    node.api.forget_requests();
+    node.restart().await?;
     tokio::time::sleep(SETTLE).await;
-    Ok(writes(place))
+    Ok(writes(node))
 }
 
-async fn kept(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let writes = restarted(place).await?;
+async fn kept(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let writes = restarted(node).await?;
     let deletes = writes.iter().any(|seen| seen.verb.starts_with("delete"));
     ensure!(!deletes, "a restart does {:?}", named(&writes));
     Ok(Outcome::Passed)
 }
 
-async fn quiet_restart(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let writes = restarted(place).await?;
+async fn quiet_restart(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let writes = restarted(node).await?;
     ensure!(writes.is_empty(), "a restart does {:?}", named(&writes));
     Ok(Outcome::Passed)
 }
 
-async fn wipe(place: &Place, plugin: &Plugin, slices: &[Value]) -> Result<Vec<Value>> {
-    place.log.add("all slices of the node are deleted");
-    place.api.kubelet_starts(NODE);
+async fn wipe(node: &TestNode, plugin: &Plugin, slices: &[Value]) -> Result<Vec<Value>> {
+    node.log.add("all slices of the node are deleted");
+    node.api.kubelet_starts(NODE);
     let is_back = |found: &[Value]| is_complete(found) && names(found) == names(slices);
-    place
-        .slices_until(&plugin.name, REPAIR, is_back)
+    node.slices_until(&plugin.name, REPAIR, is_back)
         .await
         .context("deleted slices are not published again within 30 s")
 }
 
-async fn wiped(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (plugin, slices) = settled(place).await?;
-    wipe(place, &plugin, &slices).await?;
+async fn wiped(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (plugin, slices) = settled(node).await?;
+    wipe(node, &plugin, &slices).await?;
     Ok(Outcome::Passed)
 }
 
@@ -202,22 +202,21 @@ fn with_devices(slices: &[Value]) -> Result<&Value> {
 }
 
 /// Takes a device out of a slice and waits until it is back.
-async fn repair(place: &Place, plugin: &Plugin, slices: &[Value]) -> Result<Vec<Value>> {
+async fn repair(node: &TestNode, plugin: &Plugin, slices: &[Value]) -> Result<Vec<Value>> {
     let name = with_devices(slices)?["metadata"]["name"].as_str().context("a slice has no name")?;
-    place.log.add(format!("a device is removed from slice {name}"));
-    place.api.edit("resourceslices", "", name, |slice| {
+    node.log.add(format!("a device is removed from slice {name}"));
+    node.api.edit("resourceslices", "", name, |slice| {
         slice["spec"]["devices"].as_array_mut().map(Vec::pop);
     });
     let is_back = |found: &[Value]| is_complete(found) && names(found) == names(slices);
-    place
-        .slices_until(&plugin.name, REPAIR, is_back)
+    node.slices_until(&plugin.name, REPAIR, is_back)
         .await
         .context("a changed slice is not brought back within 30 s")
 }
 
-async fn repaired(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (plugin, slices) = settled(place).await?;
-    repair(place, &plugin, &slices).await?;
+async fn repaired(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (plugin, slices) = settled(node).await?;
+    repair(node, &plugin, &slices).await?;
     Ok(Outcome::Passed)
 }
 
@@ -242,9 +241,9 @@ fn never_lower(before: &[Value], after: &[Value], when: &str) -> Result<()> {
     Ok(())
 }
 
-async fn generation(place: &mut Place, facts: &Facts) -> Result<Outcome> {
-    let (plugin, slices) = settled(place).await?;
-    let mut before = repair(place, &plugin, &slices).await?;
+async fn generation(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {
+    let (plugin, slices) = settled(node).await?;
+    let mut before = repair(node, &plugin, &slices).await?;
     never_lower(&slices, &before, "after a repair")?;
     // Another client raises it: what is below is not used.
     let pool = before[0]["spec"]["pool"]["name"].clone();
@@ -252,29 +251,28 @@ async fn generation(place: &mut Place, facts: &Facts) -> Result<Outcome> {
         let name = slice["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let raised = slice["spec"]["pool"]["generation"].as_i64().unwrap_or_default() + 5;
         slice["spec"]["pool"]["generation"] = raised.into();
-        place
-            .api
+        node.api
             .edit("resourceslices", "", &name, |slice| slice["spec"]["pool"]["generation"] = raised.into());
     }
-    place.log.add(format!("the generation of pool {pool} is raised by 5"));
-    let after = repair(place, &plugin, &before).await?;
+    node.log.add(format!("the generation of pool {pool} is raised by 5"));
+    let after = repair(node, &plugin, &before).await?;
     never_lower(&before, &after, "after a repair of a pool whose generation another client has raised")?;
     if facts.is_program {
-        place.restart().await?;
+        node.restart().await?;
         tokio::time::sleep(SETTLE).await;
-        never_lower(&after, &place.slices_now(&plugin.name), "after a restart")?;
+        never_lower(&after, &node.slices_now(&plugin.name), "after a restart")?;
     }
     Ok(Outcome::Passed)
 }
 
-async fn one_write(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (plugin, slices) = settled(place).await?;
+async fn one_write(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (plugin, slices) = settled(node).await?;
     let pool = &with_devices(&slices)?["spec"]["pool"]["name"];
     let most = slices.iter().filter(|slice| slice["spec"]["pool"]["name"] == *pool).count();
-    place.api.forget_requests();
-    repair(place, &plugin, &slices).await?;
+    node.api.forget_requests();
+    repair(node, &plugin, &slices).await?;
     tokio::time::sleep(SETTLE).await;
-    let writes = writes(place);
+    let writes = writes(node);
     // A write that met a newer version is repeated.
     let count = writes.iter().filter(|seen| seen.code != 409).count();
     ensure!(count <= most, "one change of {most} slices leads to {count} writes: {:?}", named(&writes));

@@ -7,9 +7,11 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use tonic::Code;
 
 use super::{Facts, level};
-use crate::place::{DeviceId, Place, REQUEST, get_info};
+use crate::published::DeviceId;
 use crate::report::Outcome;
+use crate::test_node::{REQUEST, TestNode, get_info};
 use crate::wire::{Version, failed};
+use nodedock_model::{DriverName, is_cdi_qualified_name};
 use nodedock_stand_ins::kubelet::ClaimRef;
 
 level! {
@@ -31,35 +33,25 @@ level! {
     "wire.batch-independent" => batch_independent,
 }
 
-/// A driver's name in the API.
-const NAME_BYTES_MAX: usize = 63;
 /// Of a Unix socket, with the zero byte at its end.
 const SOCKET_BYTES_MAX: usize = 107;
 
-async fn registers(place: &mut Place, facts: &Facts) -> Result<Outcome> {
+async fn registers(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {
     if let Some((why, messages)) = &facts.failure {
-        messages.iter().for_each(|line| place.log.add(line.clone()));
+        messages.iter().for_each(|line| node.log.add(line.clone()));
         bail!("{why}");
     }
     Ok(Outcome::Passed)
 }
 
-async fn name(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
-    let is_label = |label: &str| {
-        let bytes = label.as_bytes();
-        let is_inner = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-';
-        let is_edge = |byte: Option<&u8>| byte.is_some_and(|byte| *byte != b'-');
-        bytes.iter().all(is_inner) && is_edge(bytes.first()) && is_edge(bytes.last())
-    };
-    let name = &plugin.name;
-    ensure!(name.split('.').all(is_label), "{name:?} is no DNS subdomain in small letters");
-    ensure!(name.len() <= NAME_BYTES_MAX, "{name:?} has {} bytes, {NAME_BYTES_MAX} at most", name.len());
+async fn name(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    DriverName::new(plugin.name.as_str()).map_err(|error| anyhow!("{error}"))?;
     Ok(Outcome::Passed)
 }
 
-async fn services(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
+async fn services(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
     let listed = &plugin.services;
     ensure!(listed.iter().any(|service| service == "v1.DRAPlugin"), "{listed:?} does not have v1.DRAPlugin");
     for (version, service) in Version::ALL {
@@ -76,30 +68,30 @@ async fn services(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn endpoint(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    place.start()?;
+async fn endpoint(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    node.start()?;
     // The caller that gets the first answer may call at once.
-    let (socket, info) = place.announced().await?.context("it is no DRA driver now")?;
+    let (socket, info) = node.announced().await?.context("it is no DRA driver now")?;
     let endpoint = Path::new(&info.endpoint);
     ensure!(endpoint.is_absolute(), "{:?} is not absolute", info.endpoint);
     let bytes = info.endpoint.len();
     ensure!(bytes <= SOCKET_BYTES_MAX, "{:?} has {bytes} bytes, {SOCKET_BYTES_MAX} at most", info.endpoint);
-    place.register(&socket).await?;
+    node.register(&socket).await?;
     Ok(Outcome::Passed)
 }
 
-async fn notified(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
+async fn notified(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
     plugin.notified.map_err(|why| anyhow!("NotifyRegistrationStatus: {why}"))?;
     let mut client =
-        place.registration(&plugin.socket).await.context("connect again after the notification")?;
+        node.registration(&plugin.socket).await.context("connect again after the notification")?;
     let info = get_info(&mut client).await?;
     ensure!(info.name == plugin.name, "the name is now {:?}, and was {:?}", info.name, plugin.name);
     Ok(Outcome::Passed)
 }
 
-async fn empty(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
+async fn empty(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
     for (version, service) in Version::ALL {
         if !plugin.services.iter().any(|listed| listed == service) {
             continue;
@@ -116,38 +108,38 @@ async fn empty(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn prepare(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
-    let devices = place.devices(&plugin).await?;
-    let claim = place.claim(&plugin, &devices[0]);
+async fn prepare(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    let devices = node.devices(&plugin).await?;
+    let claim = node.claim(&plugin, &devices[0]);
     plugin.client.prepare(&claim).await?;
     Ok(Outcome::Passed)
 }
 
-async fn unprepare(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
-    let devices = place.devices(&plugin).await?;
-    let claim = place.claim(&plugin, &devices[0]);
+async fn unprepare(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    let devices = node.devices(&plugin).await?;
+    let claim = node.claim(&plugin, &devices[0]);
     plugin.client.prepare(&claim).await?;
     plugin.client.unprepare(&claim).await?;
     Ok(Outcome::Passed)
 }
 
-async fn unknown_fields(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
-    let devices = place.devices(&plugin).await?;
-    let claim = place.claim(&plugin, &devices[0]);
+async fn unknown_fields(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    let devices = node.devices(&plugin).await?;
+    let claim = node.claim(&plugin, &devices[0]);
     let answer = plugin.client.prepare_later(&claim).await.map_err(|status| failed("prepare", &status))?;
     answer.of(&claim)?;
     Ok(Outcome::Passed)
 }
 
-async fn devices(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
-    let devices = place.devices(&plugin).await?;
+async fn devices(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    let devices = node.devices(&plugin).await?;
     // One that is not the first: a driver may not just answer with what it has.
     let device = devices.get(1).unwrap_or(&devices[0]);
-    let claim = place.claim(&plugin, device);
+    let claim = node.claim(&plugin, device);
     let answer = plugin.client.prepare(&claim).await?;
     let answered: Vec<_> =
         answer.iter().map(|one| format!("{}/{}", one.pool_name, one.device_name)).collect();
@@ -156,10 +148,10 @@ async fn devices(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn requests(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
-    let devices = place.devices(&plugin).await?;
-    let claim = place.claim(&plugin, &devices[0]);
+async fn requests(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    let devices = node.devices(&plugin).await?;
+    let claim = node.claim(&plugin, &devices[0]);
     let answer = plugin.client.prepare(&claim).await?;
     let named: Vec<&String> = answer.iter().flat_map(|device| &device.request_names).collect();
     ensure!(
@@ -169,42 +161,30 @@ async fn requests(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn cdi_ids(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
-    let devices = place.devices(&plugin).await?;
-    let claim = place.claim(&plugin, &devices[0]);
+async fn cdi_ids(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    let devices = node.devices(&plugin).await?;
+    let claim = node.claim(&plugin, &devices[0]);
     for device in plugin.client.prepare(&claim).await? {
         let mut known = BTreeSet::new();
         for id in &device.cdi_device_ids {
-            ensure!(is_qualified(id), "{id:?} is no qualified name, VENDOR/CLASS=NAME");
+            ensure!(is_cdi_qualified_name(id), "{id:?} is no qualified name, VENDOR/CLASS=NAME");
             ensure!(known.insert(id), "{id:?} is there twice for device {}", device.device_name);
         }
     }
     Ok(Outcome::Passed)
 }
 
-fn is_qualified(id: &str) -> bool {
-    let is = |text: &str, more: &[u8]| {
-        let bytes = text.as_bytes();
-        let is_edge = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
-        let is_inner = |byte: &u8| byte.is_ascii_alphanumeric() || more.contains(byte);
-        is_edge(bytes.first()) && is_edge(bytes.last()) && bytes.iter().all(is_inner)
-    };
-    id.split_once('/')
-        .and_then(|(vendor, rest)| Some((vendor, rest.split_once('=')?)))
-        .is_some_and(|(vendor, (class, name))| is(vendor, b"_-.") && is(class, b"_-") && is(name, b"_-.:"))
-}
-
-async fn cdi_files(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let plugin = place.begin().await?;
-    let devices = place.devices(&plugin).await?;
-    let claim = place.claim(&plugin, &devices[0]);
+async fn cdi_files(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let plugin = node.begin().await?;
+    let devices = node.devices(&plugin).await?;
+    let claim = node.claim(&plugin, &devices[0]);
     let answer = plugin.client.prepare(&claim).await?;
     let ids: Vec<&String> = answer.iter().flat_map(|device| &device.cdi_device_ids).collect();
     if ids.is_empty() {
         return Ok(Outcome::NotDeclared("its answers name no CDI devices".to_owned()));
     }
-    let found = place.cdi_devices()?;
+    let found = node.cdi_devices()?;
     for id in ids {
         ensure!(found.contains_key(id), "no CDI file has {id}; there are {:?}", found.keys());
     }
@@ -212,15 +192,15 @@ async fn cdi_files(place: &mut Place, _: &Facts) -> Result<Outcome> {
 }
 
 /// Claims for different devices, at most three.
-async fn several(place: &mut Place) -> Result<(crate::place::Plugin, Vec<ClaimRef>)> {
-    let plugin = place.begin().await?;
-    let devices = place.devices(&plugin).await?;
-    let claims = devices.iter().take(3).map(|device| place.claim(&plugin, device)).collect();
+async fn several(node: &mut TestNode) -> Result<(crate::test_node::Plugin, Vec<ClaimRef>)> {
+    let plugin = node.begin().await?;
+    let devices = node.devices(&plugin).await?;
+    let claims = devices.iter().take(3).map(|device| node.claim(&plugin, device)).collect();
     Ok((plugin, claims))
 }
 
-async fn batch(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (plugin, claims) = several(place).await?;
+async fn batch(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (plugin, claims) = several(node).await?;
     let prepared =
         plugin.client.prepare_by(Version::V1, &claims).await.map_err(|status| failed("prepare", &status))?;
     let unprepared = plugin
@@ -237,8 +217,8 @@ async fn batch(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn batch_strangers(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (plugin, claims) = several(place).await?;
+async fn batch_strangers(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (plugin, claims) = several(node).await?;
     let prepared =
         plugin.client.prepare_by(Version::V1, &claims).await.map_err(|status| failed("prepare", &status))?;
     let mut known = BTreeSet::new();
@@ -252,10 +232,10 @@ async fn batch_strangers(place: &mut Place, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-async fn batch_independent(place: &mut Place, _: &Facts) -> Result<Outcome> {
-    let (plugin, claims) = several(place).await?;
-    let pool = place.devices(&plugin).await?.swap_remove(0).pool;
-    let unknown = place.claim(&plugin, &DeviceId { pool, name: "no-such-device".to_owned() });
+async fn batch_independent(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
+    let (plugin, claims) = several(node).await?;
+    let pool = node.devices(&plugin).await?.swap_remove(0).pool;
+    let unknown = node.claim(&plugin, &DeviceId { pool, name: "no-such-device".to_owned() });
     let call: Vec<ClaimRef> = std::iter::once(unknown).chain(claims.iter().cloned()).collect();
     let answer = plugin.client.prepare_by(Version::V1, &call).await;
     let answer =
@@ -264,28 +244,4 @@ async fn batch_independent(place: &mut Place, _: &Facts) -> Result<Outcome> {
         answer.of(claim).context("beside a claim for a device that does not exist")?;
     }
     Ok(Outcome::Passed)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_qualified_name_has_three_parts() {
-        for id in ["vendor.example.com/class=name", "v/c=0", "vendor.com/gpu=mig-1.5:0"] {
-            assert!(is_qualified(id), "{id}");
-        }
-        for id in [
-            "",
-            "name",
-            "vendor/class",
-            "vendor/=name",
-            "/class=name",
-            "vendor/class=",
-            "vendor/cl.ass=n",
-            "vendor/class=-n",
-        ] {
-            assert!(!is_qualified(id), "{id}");
-        }
-    }
 }

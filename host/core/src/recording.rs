@@ -16,7 +16,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 pub use ring::Segment;
-pub use store::{Recorder, Recordings, RecordingsError, TemporaryRecording};
+pub use store::{Recorded, Recorder, Recordings, RecordingsError, TemporaryRecording};
 
 /// JSON text that is written as it is.
 pub type Raw = Box<RawValue>;

@@ -14,7 +14,7 @@ use tonic::Status;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::recording::{
-    DriverFile, Kind, Line, Raw, Recordings, RecordingsError, Segment, TemporaryRecording,
+    DriverFile, Kind, Line, Raw, Recorded, Recordings, RecordingsError, TemporaryRecording,
 };
 use nodedock_wasm::registry::previous_versions::PreviousVersions;
 
@@ -48,12 +48,12 @@ impl RecordedDrivers {
             () = self.tasks.stopped() => return Err(Status::aborted("the daemon is stopping")),
             () = tokio::time::sleep(Duration::from_secs(seconds.into())) => {}
         }
-        let segments = self.recordings.read(&name).await.map_err(refuse)?;
+        let recorded = self.recordings.read(&name).await.map_err(refuse)?;
         let (sender, lines) = mpsc::channel(CHUNKS_WAITING_MAX);
         let previous_versions = self.previous_versions.clone();
         // Safe to drop: the reader sees that the stream has no end.
         self.tasks.spawn_until_stopped("recording", async move {
-            if let Err(status) = send(temporary, segments, &previous_versions, &sender).await {
+            if let Err(status) = send(temporary, recorded, &previous_versions, &sender).await {
                 sender.send(Err(status)).await.ok();
             }
         });
@@ -75,12 +75,12 @@ type Sender = mpsc::Sender<Result<RecordDriverResponse, Status>>;
 /// Sends the segments, and the files of the drivers in them as far as they are still stored.
 async fn send(
     temporary: Option<TemporaryRecording>,
-    segments: Vec<Segment>,
+    recorded: Recorded,
     previous_versions: &PreviousVersions,
     sender: &Sender,
 ) -> Result<(), Status> {
     let mut digests = BTreeSet::new();
-    for segment in segments {
+    for segment in recorded.segments {
         let read = tokio::task::spawn_blocking(move || segment.read()).await;
         let failed =
             |error: std::io::Error| Status::internal(format!("read a segment of the recording: {error}"));
@@ -93,14 +93,14 @@ async fn send(
         }
         send_text(text, sender).await?;
     }
+    if recorded.lost > 0 {
+        send_line(&Line::Lost(recorded.lost), sender).await?;
+    }
     for digest in digests {
         match previous_versions.code(&digest).await {
             Ok(code) => {
                 let file = Line::<Raw>::File(DriverFile { digest, base64: STANDARD.encode(code) });
-                let mut text =
-                    serde_json::to_vec(&file).map_err(|error| Status::internal(error.to_string()))?;
-                text.push(b'\n');
-                send_text(text, sender).await?;
+                send_line(&file, sender).await?;
             }
             Err(error) => {
                 tracing::info!(digest, error = chain(&error), "a driver's file is not in the recording");
@@ -110,6 +110,12 @@ async fn send(
     // Not before: its end removes the segments.
     drop(temporary);
     Ok(())
+}
+
+async fn send_line(line: &Line<Raw>, sender: &Sender) -> Result<(), Status> {
+    let mut text = serde_json::to_vec(line).map_err(|error| Status::internal(error.to_string()))?;
+    text.push(b'\n');
+    send_text(text, sender).await
 }
 
 async fn send_text(text: Vec<u8>, sender: &Sender) -> Result<(), Status> {

@@ -6,13 +6,13 @@ use crate::limit::LINKS_MAX;
 use crate::{Entry, Refusal};
 
 /// A path of the snapshot, empty for its root; `None` if there is no entry where the link leads.
-type Place<'a> = Option<&'a str>;
+type Target<'a> = Option<&'a str>;
 
 /// Resolves links, each once: a link through others takes what was found for them.
 pub(crate) struct Links<'a> {
     entries: &'a BTreeMap<String, Entry>,
     /// By the path of the link: its place, and the number of links to it, one after the other.
-    resolved: HashMap<&'a str, (Place<'a>, usize)>,
+    resolved: HashMap<&'a str, (Target<'a>, usize)>,
 }
 
 impl<'a> Links<'a> {
@@ -33,7 +33,7 @@ impl<'a> Links<'a> {
         link: &'a str,
         target: &'a str,
         outer: usize,
-    ) -> Result<(Place<'a>, usize), Refusal> {
+    ) -> Result<(Target<'a>, usize), Refusal> {
         if let Some(known) = self.resolved.get(link) {
             return Ok(*known);
         }
@@ -66,7 +66,7 @@ impl<'a> Links<'a> {
         Ok(found)
     }
 
-    fn enter(&mut self, directory: &str, name: &str, outer: usize) -> Result<(Place<'a>, usize), Refusal> {
+    fn enter(&mut self, directory: &str, name: &str, outer: usize) -> Result<(Target<'a>, usize), Refusal> {
         let entries = self.entries;
         match entries.get_key_value(&format!("{directory}/{name}")) {
             Some((path, Entry::Link(target))) => self.resolve(path, target, outer + 1),

@@ -10,7 +10,6 @@ mod yaml;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
 
 use regex::Regex;
 use serde::Deserialize;
@@ -396,38 +395,10 @@ pub enum EffectiveError {
     Value(String),
 }
 
-/// What a driver read, for tools that compare it with a grant; the daemon does not record it.
-#[derive(Debug, Default)]
-struct Reads(OnceLock<Mutex<BTreeSet<(ReadList, String)>>>);
-
-impl Reads {
-    fn note(&self, list: ReadList, text: &str, is_allowed: bool) -> bool {
-        if let Some(read) = self.0.get().filter(|_| is_allowed) {
-            read.lock().unwrap_or_else(PoisonError::into_inner).insert((list, text.to_owned()));
-        }
-        is_allowed
-    }
-}
-
-/// A list of a grant with what a driver may read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ReadList {
-    SysfsRead,
-    HostFiles,
-    NetDevices,
-}
-
-impl ReadList {
-    /// Returns the rules of this list that cover none of the paths, names and globs that a driver read.
-    pub fn unused<'a>(self, allowed: &'a Capabilities, read: &BTreeSet<(ReadList, String)>) -> Vec<&'a str> {
-        let rules = match self {
-            Self::SysfsRead => &allowed.sysfs_read,
-            Self::HostFiles => &allowed.host_files,
-            Self::NetDevices => &allowed.net_devices,
-        };
-        let is_used = |rule: &&str| read.iter().any(|(list, text)| *list == self && covers(rule, text));
-        rules.iter().map(String::as_str).filter(|rule| !is_used(rule)).collect()
-    }
+/// Returns the rules of a list that cover none of the paths, names and globs that a driver read.
+pub fn unused<'a>(rules: &'a [String], read: &BTreeSet<String>) -> Vec<&'a str> {
+    let is_used = |rule: &&str| read.iter().any(|text| covers(rule, text));
+    rules.iter().map(String::as_str).filter(|rule| !is_used(rule)).collect()
 }
 
 /// Effective capabilities of a driver: requested and granted, as matchers.
@@ -435,7 +406,6 @@ impl ReadList {
 pub struct Effective {
     /// Set when the grant is withdrawn, which also affects calls in flight.
     revoked: AtomicBool,
-    reads: Reads,
     sysfs_read: Both,
     sysfs_write_asked: WriteRules,
     sysfs_write_granted: WriteRules,
@@ -459,7 +429,6 @@ impl Effective {
         let allowed = &grant.allowed;
         Ok(Self {
             revoked: AtomicBool::new(false),
-            reads: Reads::default(),
             sysfs_read: Both::new(&request.sysfs_read, &allowed.sysfs_read, &[])?,
             sysfs_write_asked: WriteRules::new(&request.sysfs_write)?,
             sysfs_write_granted: WriteRules::new(&allowed.sysfs_write)?,
@@ -479,17 +448,6 @@ impl Effective {
         self.revoked.store(true, Ordering::Release);
     }
 
-    /// Records from now on what the driver reads.
-    pub fn record_reads(&self) {
-        self.reads.0.get_or_init(Mutex::default);
-    }
-
-    /// Returns what the driver has read since [`Self::record_reads`], without what was refused.
-    pub fn recorded_reads(&self) -> BTreeSet<(ReadList, String)> {
-        let read = self.reads.0.get();
-        read.map(|read| read.lock().unwrap_or_else(PoisonError::into_inner).clone()).unwrap_or_default()
-    }
-
     fn stands(&self) -> bool {
         !self.revoked.load(Ordering::Acquire)
     }
@@ -503,12 +461,12 @@ impl Effective {
 
     /// `path` is relative to `/sys` and normalised.
     pub fn allows_sysfs_read(&self, path: &str) -> bool {
-        self.reads.note(ReadList::SysfsRead, path, self.stands() && self.sysfs_read.allows(path))
+        self.stands() && self.sysfs_read.allows(path)
     }
 
     /// Returns whether everything that the glob may match may be read.
     pub fn allows_sysfs_glob(&self, glob: &str) -> bool {
-        self.reads.note(ReadList::SysfsRead, glob, self.stands() && self.sysfs_read.allows_glob(glob))
+        self.stands() && self.sysfs_read.allows_glob(glob)
     }
 
     pub fn allows_sysfs_write(&self, path: &str, value: &str) -> bool {
@@ -519,12 +477,12 @@ impl Effective {
 
     /// `path` is absolute, on the node. Whether it is within the ceiling is another question: [`is_readable_host_file`].
     pub fn allows_host_file(&self, path: &str) -> bool {
-        self.reads.note(ReadList::HostFiles, path, self.stands() && self.host_files.allows(path))
+        self.stands() && self.host_files.allows(path)
     }
 
     /// Returns whether everything that the glob may match may be read.
     pub fn allows_host_files_glob(&self, glob: &str) -> bool {
-        self.reads.note(ReadList::HostFiles, glob, self.stands() && self.host_files.allows_glob(glob))
+        self.stands() && self.host_files.allows_glob(glob)
     }
 
     /// Returns whether the PCI function may be bound to the kernel driver.
@@ -557,7 +515,7 @@ impl Effective {
     }
 
     pub fn allows_net_device(&self, name: &str) -> bool {
-        self.reads.note(ReadList::NetDevices, name, self.stands() && self.net_devices.allows(name))
+        self.stands() && self.net_devices.allows(name)
     }
 }
 

@@ -1,6 +1,5 @@
 //! A loaded WASM driver: its functions as the rest of the host calls them.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,7 +24,6 @@ use nodedock_core::driver::{
 };
 use nodedock_core::recording::{Recorder, Revision};
 use nodedock_core::sysfs::blocking::blocking;
-use nodedock_model::grant::ReadList;
 use nodedock_model::{
     DeviceAccess, DriverClaim, DriverClaimRecord, HealthReport, Inventory, ObjectRef, PreparedClaim, Problem,
     ProblemCode, Uid,
@@ -107,16 +105,6 @@ impl WasmDriver {
     /// Makes an instance and drops it, without a call: what every call costs in addition to the driver's own work.
     pub async fn instantiate(&self, call: &Call) -> Result<(), Problem> {
         self.call(call, Operation::Describe, None, None, |_, _, _| Box::pin(async { Ok(()) })).await
-    }
-
-    /// Records from now on what the driver reads of the node, for tools that compare it with the grant.
-    pub fn record_reads(&self) {
-        self.sandbox.scope.effective.record_reads();
-    }
-
-    /// What it has read since [`Self::record_reads`].
-    pub fn recorded_reads(&self) -> BTreeSet<(ReadList, String)> {
-        self.sandbox.scope.effective.recorded_reads()
     }
 
     pub fn surface(&self) -> &Surface {

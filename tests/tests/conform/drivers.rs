@@ -103,19 +103,62 @@ async fn the_driver_of_device_nodes_passes() {
 /// The levels that depend on a driver's own answers; the host answers for the rest, as with the simulated GPUs.
 const OWN: [&str; 2] = ["--only", "wire,idempotency,slices"];
 
-/// An example driver with a config of the test's own, on a machine.
-async fn on_machine(name: &str, config: &str, machine: &Path) {
-    let file = tempfile::NamedTempFile::new().expect("a file");
-    std::fs::write(file.path(), config).expect("it is written");
+/// An example driver on a machine, with a config of the test's own unless the driver has none.
+async fn on_machine(name: &str, config: Option<&str>, machine: &Path) {
     let driver = drivers().join(format!("{name}.wasm"));
     let grant = examples().join(name).join(format!("{name}.grant.yaml"));
-    let files = [text(&driver), "--grant", text(&grant), "--config", text(file.path())];
-    let machine = ["--hardware", text(machine)];
-    let (outcomes, report) = outcomes(&[&files[..], &machine, &OWN].concat()).await;
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let mut args = vec![text(&driver), "--grant", text(&grant), "--hardware", text(machine)];
+    if let Some(config) = config {
+        std::fs::write(file.path(), config).expect("it is written");
+        args.extend(["--config", text(file.path())]);
+    }
+    args.extend(OWN);
+    let (outcomes, report) = outcomes(&args).await;
     all_pass(name, &outcomes, &report);
     for case in ["wire.cdi-files", "idempotency.unprepare-after-restart", "slices.repaired"] {
         assert_eq!(outcomes[case], "passed", "{name}");
     }
+}
+
+#[tokio::test]
+async fn the_driver_in_every_language_passes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let machine = Recorded::new(directory.path(), &[]);
+    machine.file("sys/devices/system/cpu/online", "0-3");
+    on_machine("golden", None, machine.path()).await;
+}
+
+#[tokio::test]
+async fn the_driver_of_gpus_passes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let machine = Recorded::new(directory.path(), &["amdgpu"]);
+    for (bus, minor) in [(1, 0), (2, 1)] {
+        let address = format!("0000:0{bus}:00.0");
+        machine.function(&address, "0x030000", "amdgpu", Some(bus));
+        for (name, minor) in
+            [(format!("card{minor}"), minor), (format!("renderD{}", 128 + minor), 128 + minor)]
+        {
+            let path = format!("sys/devices/pci0000:00/{address}/drm/{name}");
+            machine.device_node(&path, 226, minor, &format!("dri/{name}"));
+        }
+    }
+    on_machine("gpu", None, machine.path()).await;
+}
+
+#[tokio::test]
+async fn the_driver_of_ports_passes() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let machine = Recorded::new(directory.path(), &[]);
+    for (number, minor) in [(0, 64), (1, 65)] {
+        let name = format!("ttyAMA{number}");
+        let port = format!("devices/platform/soc/3f20{number}000.serial/tty/{name}");
+        machine.device_node(&format!("sys/{port}"), 204, minor, &name);
+        machine.file(&format!("sys/{port}/dev"), &format!("204:{minor}"));
+        machine.file(&format!("sys/{port}/type"), "32");
+        machine.link(&format!("sys/class/tty/{name}"), &format!("../../{port}"));
+    }
+    on_machine("udev", Some("pools: [{name: ports, kind: serial}]"), machine.path()).await;
 }
 
 #[tokio::test]
@@ -129,7 +172,7 @@ async fn the_driver_that_binds_functions_passes() {
         Some(8),
     );
     let pools = "pools: [{name: all, select: [{class: \"0x02\"}, {class: \"0x03\"}]}]";
-    on_machine("vfio-pci", pools, machine.path()).await;
+    on_machine("vfio-pci", Some(pools), machine.path()).await;
 }
 
 #[tokio::test]
@@ -138,12 +181,11 @@ async fn the_driver_of_bound_functions_passes() {
     let machine = Recorded::new(directory.path(), &["vfio-pci"]);
     machine.function("0000:03:00.0", "0x030000", "vfio-pci", Some(9));
     for (kind, name, number) in [("misc", "vfio", 10), ("vfio", "9", 240)] {
-        let node = machine.path().join(format!("sys/devices/virtual/{kind}/{name}"));
-        std::fs::create_dir_all(&node).expect("a new directory");
-        let uevent = format!("MAJOR={number}\nMINOR=0\nDEVNAME=vfio/{name}\n");
-        std::fs::write(node.join("uevent"), uevent).expect("it is written");
+        let path = format!("sys/devices/virtual/{kind}/{name}");
+        machine.device_node(&path, number, 0, &format!("vfio/{name}"));
     }
-    on_machine("pci", "pools: [{name: vfio, select: [{driver: vfio-pci}]}]", machine.path()).await;
+    let pools = "pools: [{name: vfio, select: [{driver: vfio-pci}]}]";
+    on_machine("pci", Some(pools), machine.path()).await;
 }
 
 #[tokio::test]
@@ -163,5 +205,5 @@ async fn the_driver_of_virtual_functions_passes() {
         machine.value(PF, file, value);
     }
     let pools = "pools: [{name: vf, select: [{addresses: [\"0000:05:00.0\"]}], vfs: 4, mode: vfio}]";
-    on_machine("sriov", pools, machine.path()).await;
+    on_machine("sriov", Some(pools), machine.path()).await;
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use nodedock_tests::machine::skip;
 use nodedock_tests::places::beside;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -85,7 +86,9 @@ async fn each_fault_is_found_by_its_case_alone_and_a_driver_without_one_passes_e
         match (fault, case) {
             (Some(fault), Some(case)) => {
                 let found = of(&outcomes, "failed");
-                if found != [case.as_str()] {
+                if case == "crash.state-read-only" && outcomes[&case] == "not-declared" {
+                    skip("a state directory that is read-only", "root may not mount here");
+                } else if found != [case.as_str()] {
                     let failed = report["verdicts"].as_array().expect("verdicts").iter();
                     let failed: Vec<_> = failed.filter(|one| one["outcome"] == "failed").collect();
                     wrong.push(format!("{fault}: {case} is to find it, and {found:?} do: {failed:#?}"));

@@ -59,8 +59,17 @@ struct Switch {
 
 enum Command {
     Append { switch: Arc<Switch>, revision: Arc<Revision>, line: Vec<u8> },
-    Read { switch: Arc<Switch>, segments: oneshot::Sender<io::Result<Vec<Segment>>> },
+    Read { switch: Arc<Switch>, recorded: oneshot::Sender<io::Result<Recorded>> },
     Remove { switch: Arc<Switch> },
+}
+
+/// What is recorded of a driver.
+#[derive(Debug)]
+pub struct Recorded {
+    /// The oldest first.
+    pub segments: Vec<Segment>,
+    /// Calls that are missing after the last one in them.
+    pub lost: u64,
 }
 
 impl Recordings {
@@ -117,16 +126,16 @@ impl Recordings {
         Ok(TemporaryRecording(switch))
     }
 
-    /// Returns the segments of a driver that is recorded now, the oldest first.
-    pub async fn read(&self, driver: &str) -> Result<Vec<Segment>, RecordingsError> {
+    /// Returns what was recorded until now of a driver that is recorded.
+    pub async fn read(&self, driver: &str) -> Result<Recorded, RecordingsError> {
         let shared = self.shared()?;
         check_name(driver)?;
         let switch = shared.switch(driver);
         if !switch.is_on.load(Ordering::Relaxed) {
             return Err(RecordingsError::NotRecorded(driver.to_owned()));
         }
-        let (segments, read) = oneshot::channel();
-        shared.queue.send(Command::Read { switch, segments }).map_err(|_| RecordingsError::Ended)?;
+        let (recorded, read) = oneshot::channel();
+        shared.queue.send(Command::Read { switch, recorded }).map_err(|_| RecordingsError::Ended)?;
         let failed =
             |source| RecordingsError::Io { action: "read the recording of", path: driver.into(), source };
         read.await.map_err(|_| RecordingsError::Ended)?.map_err(failed)
@@ -248,8 +257,10 @@ impl Writer {
             match command {
                 Command::Append { switch, revision, line } => self.append(&switch, &revision, &line),
                 // An error: the reader is gone.
-                Command::Read { switch, segments } => {
-                    drop(segments.send(self.ring(&switch.driver).segments()))
+                Command::Read { switch, recorded } => {
+                    let lost = switch.lost.load(Ordering::Relaxed);
+                    let segments = self.ring(&switch.driver).segments();
+                    drop(recorded.send(segments.map(|segments| Recorded { segments, lost })))
                 }
                 Command::Remove { switch } => {
                     if let Err(error) = self.ring(&switch.driver).remove() {
@@ -333,7 +344,7 @@ mod tests {
 
     async fn lines(recordings: &Recordings, driver: &str) -> Vec<String> {
         let mut lines = Vec::new();
-        for segment in recordings.read(driver).await.unwrap() {
+        for segment in recordings.read(driver).await.unwrap().segments {
             let text = String::from_utf8(segment.read().unwrap()).unwrap();
             lines.extend(text.lines().skip(1).map(str::to_owned));
         }
@@ -392,6 +403,8 @@ mod tests {
         let large = RecordedCall { arguments: raw(&"x".repeat(1 << 13)), ..a_call("r-1") };
         recorder.record(&revision, large);
         recorder.lose();
+        let recorded = recordings.read(GPU).await.unwrap();
+        assert_eq!((recorded.segments.len(), recorded.lost), (0, 2), "no call comes after them");
         recorder.record(&revision, a_call("r-2"));
         let lines = lines(&recordings, GPU).await;
         assert_eq!((lines.len(), lines[0].as_str()), (2, "{\"lost\":2}"));

@@ -12,6 +12,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::CliError;
 use super::output::{print_text, printable};
 
+/// Until a WebAssembly driver is compiled and has registered: one of 18 MB is compiled for some ten seconds.
+const WASM_START_TIMEOUT: Duration = Duration::from_secs(120);
 /// Columns of the longest ID.
 const ID_WIDTH: usize = 38;
 
@@ -51,9 +53,9 @@ pub(super) struct ConformArgs {
     /// Cases or levels to run, with what they need; default: all
     #[arg(long, value_name = "ID|LEVEL", value_delimiter = ',')]
     only: Vec<String>,
-    /// Seconds until the driver has registered
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    start_timeout: u64,
+    /// Seconds until the driver has registered [default: 30, and 120 for a WebAssembly driver, which is compiled first]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    start_timeout: Option<u64>,
     /// Seconds of a call; a kubelet's are 45
     #[arg(long, value_name = "SECONDS", default_value_t = 45, value_parser = clap::value_parser!(u64).range(1..=3600))]
     call_timeout: u64,
@@ -117,7 +119,8 @@ pub(super) async fn run(args: ConformArgs) -> Result<()> {
     options.driver.clone_from(&args.driver);
     options.devices.clone_from(&args.devices);
     options.parameters.clone_from(&args.parameters);
-    options.start_timeout = Duration::from_secs(args.start_timeout);
+    let start_timeout = if args.subject.file.is_some() { WASM_START_TIMEOUT } else { options.start_timeout };
+    options.start_timeout = args.start_timeout.map_or(start_timeout, Duration::from_secs);
     options.call_timeout = Duration::from_secs(args.call_timeout);
     options.admin_access = args.admin_access;
     options.only.clone_from(&args.only);
@@ -204,7 +207,8 @@ fn daemon_with(file: &Path, args: &ConformArgs) -> Result<Program> {
             snapshot.to_str().context("the snapshot's path is not UTF-8")?.to_owned(),
         ]);
     }
-    Ok(Program { command, files, health_may_be_silent: true })
+    let cache = Some(PathBuf::from("var/cache/nodedock"));
+    Ok(Program { command, files, cache, health_may_be_silent: true })
 }
 
 /// A line for a case, and what was exchanged if it failed.

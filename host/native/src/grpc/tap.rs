@@ -124,7 +124,7 @@ pub(super) mod tests {
         /// The calls: method, arguments and answer.
         pub(in crate::grpc) async fn calls(&self) -> Vec<(String, Value, Answer)> {
             let mut calls = Vec::new();
-            for segment in self.recordings.read(&self.name).await.unwrap() {
+            for segment in self.recordings.read(&self.name).await.unwrap().segments {
                 let text = segment.read().unwrap();
                 for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
                     if let Line::Call(call) = serde_json::from_slice(line).unwrap() {

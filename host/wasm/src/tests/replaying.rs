@@ -137,7 +137,7 @@ impl Session {
     /// The recording, as a file has it.
     async fn recorded(&self, code: &[u8]) -> Recording {
         let mut lines = Vec::new();
-        for segment in self.recordings.read(NAME).await.unwrap() {
+        for segment in self.recordings.read(NAME).await.unwrap().segments {
             lines.extend_from_slice(&segment.read().unwrap());
         }
         let digest = DriverFile { name: String::new(), bytes: code.to_vec().into() }.digest();

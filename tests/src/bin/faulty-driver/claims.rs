@@ -92,7 +92,7 @@ impl Driver {
         if self.has(Fault::SecondPrepareRemovesTheFile) && !is_first {
             std::fs::remove_file(self.cdi_file(uid))?;
         }
-        self.state.set(uid, Some(prepared.clone()))?;
+        self.written(self.state.set(uid, Some(prepared.clone())))?;
         let _ = std::fs::remove_file(marker);
         Ok(prepared)
     }
@@ -144,6 +144,7 @@ impl Driver {
         let leaves = match self.fault {
             Some(Fault::LeavesTheFile) => is_prepared_here,
             Some(Fault::LeavesTheFileAfterRestart) => !is_prepared_here,
+            Some(Fault::IgnoresWriteErrors) => !is_known,
             _ => false,
         };
         if !leaves && let Err(error) = std::fs::remove_file(file) {
@@ -248,10 +249,16 @@ impl Driver {
         format!("{prefix}claim={}", prepared.cdi)
     }
 
+    /// What follows from a write in the state directory.
+    fn written(&self, written: Result<()>) -> Result<()> {
+        if self.has(Fault::IgnoresWriteErrors) { Ok(()) } else { written }
+    }
+
     fn write_cdi(&self, uid: &str, prepared: &[Prepared]) -> Result<()> {
         let metadata = self.state.marker("metadata", uid);
         let version = if self.has(Fault::OtherMetadata) { "v1" } else { "metadata.resource.k8s.io/v1beta1" };
-        std::fs::write(&metadata, json!({ "apiVersion": version, "kind": "DeviceMetadata" }).to_string())?;
+        let content = json!({ "apiVersion": version, "kind": "DeviceMetadata" }).to_string();
+        self.written(std::fs::write(&metadata, content).map_err(Into::into))?;
         let mount = json!({
             "hostPath": metadata,
             "containerPath": "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/claim/device/faulty.example.com-metadata.json",

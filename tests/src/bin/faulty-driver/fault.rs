@@ -59,6 +59,7 @@ faults! {
     UnprepareNeedsTheFile => "crash.reboot-unprepare",
     EndsOnCorruptState => "crash.state-corrupt",
     EndsOnTruncatedState => "crash.state-truncated",
+    IgnoresWriteErrors => "crash.state-read-only",
     UnprepareNeedsTheState => "crash.state-gone",
     SlicesForAllNodes => "slices.node",
     SlicesWithoutOwner => "slices.owner",

@@ -16,7 +16,8 @@ use super::workbench::{Subject, SubjectArgs, Workbench, facts};
 use nodedock_base::error::chain;
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::manager::claims::SharedClaimTable;
-use nodedock_model::grant::{self, Capabilities, Grant, LimitValues, Limits, ReadList, ValueGrant};
+use nodedock_core::recording::{Answer, RecordedCall};
+use nodedock_model::grant::{self, Capabilities, Grant, LimitValues, Limits, ValueGrant};
 use nodedock_model::{Inventory, Problem};
 use nodedock_wasm::{DriverInfo, Stats, Trigger, WasmDriver};
 
@@ -158,14 +159,14 @@ async fn check(bench: &Workbench, subject: &Subject, findings: &mut Findings) {
     }
     // A driver that would not serve finds nothing that counts.
     if !findings.has_errors() {
-        driver.record_reads();
+        let recording = bench.recordings.begin(driver.info().name.as_str());
         check_discovery(&driver, findings).await;
+        // A machine without the hardware does not show what is used.
+        if recording.is_ok() && !findings.has_errors() && !findings.has(Lint::NoDevices) {
+            check_reads(bench, &driver, grant, findings).await;
+        }
     }
     if !findings.has_errors() {
-        // A machine without the hardware does not show what is used.
-        if !findings.has(Lint::NoDevices) {
-            check_reads(&driver, grant, findings);
-        }
         check_limits(&driver.stats(), driver.info(), grant, findings);
     }
 }
@@ -330,19 +331,43 @@ fn listed(names: &[String]) -> String {
     if more == 0 { first } else { format!("{first} and {more} more") }
 }
 
-fn check_reads(driver: &WasmDriver, grant: &Grant, findings: &mut Findings) {
-    let read = driver.recorded_reads();
-    for (list, key) in [
-        (ReadList::SysfsRead, "sysfsRead"),
-        (ReadList::HostFiles, "hostFiles"),
-        (ReadList::NetDevices, "netDevices"),
-    ] {
-        let unused: Vec<_> = list.unused(&grant.allowed, &read).into_iter().map(str::to_owned).collect();
+/// The lists with what a driver may read: the key, the interface of the host's functions that read it, and the rules.
+type ReadList = (&'static str, &'static str, fn(&Capabilities) -> &Vec<String>);
+
+const READ_LISTS: [ReadList; 3] = [
+    ("sysfsRead", "sysfs.", |allowed| &allowed.sysfs_read),
+    ("hostFiles", "host-files.", |allowed| &allowed.host_files),
+    ("netDevices", "net-interfaces.", |allowed| &allowed.net_devices),
+];
+
+/// Compares the grant with what the recorded calls have read.
+async fn check_reads(bench: &Workbench, driver: &WasmDriver, grant: &Grant, findings: &mut Findings) {
+    let calls = match bench.recorded(driver.info().name.as_str()).await {
+        Ok(calls) => calls,
+        Err(error) => return tracing::warn!(%error, "what the driver reads is not compared with its grant"),
+    };
+    for (key, interface, rules) in READ_LISTS {
+        let unused = grant::unused(rules(&grant.allowed), &texts(&calls, interface));
         if !unused.is_empty() {
+            let unused: Vec<_> = unused.into_iter().map(str::to_owned).collect();
             let message = format!("a discovery on this machine does not use {key}: {}", listed(&unused));
             findings.add(Lint::GrantUnused, message);
         }
     }
+}
+
+/// What was passed to the functions of an interface. One that lists everything has the names in its answer.
+fn texts(calls: &[RecordedCall], interface: &str) -> BTreeSet<String> {
+    let host = calls.iter().flat_map(|call| &call.host).filter(|host| host.function.starts_with(interface));
+    let texts = host.flat_map(|host| {
+        let named = match &host.answer {
+            Answer::Returned(answer) => answer["Ok"].as_array(),
+            Answer::Failed(_) => None,
+        };
+        let names = named.into_iter().flatten().map(|item| &item["name"]);
+        host.arguments.as_array().into_iter().flatten().chain(names).filter_map(Value::as_str)
+    });
+    texts.map(str::to_owned).collect()
 }
 
 fn check_limits(stats: &Stats, info: &DriverInfo, grant: &Grant, findings: &mut Findings) {

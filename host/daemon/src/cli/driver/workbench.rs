@@ -22,7 +22,7 @@ use nodedock_core::driver::values::{Journal, NoJournal, Write};
 use nodedock_core::driver::{Call, ClaimDriver, NodeFacts};
 use nodedock_core::hardware::Hardware;
 use nodedock_core::manager::claims::SharedClaimTable;
-use nodedock_core::recording::Recordings;
+use nodedock_core::recording::{Line, RecordedCall, Recordings};
 use nodedock_model::grant::Grant;
 use nodedock_model::{
     AllocatedDevice, ClaimRecord, ClaimState, DeviceName, DriverKind, DriverName, DriverPart, ObjectRef,
@@ -36,6 +36,8 @@ pub(super) const BOOT: &str = "00000000-0000-4000-8000-000000000001";
 /// Namespace and request of the claims.
 const NAMESPACE: &str = "default";
 const REQUEST: &str = "device";
+/// Of the calls that a tool looks into.
+const RECORDING_BYTES_MAX: u64 = 256 << 20;
 
 #[derive(Args)]
 pub(in crate::cli) struct SubjectArgs {
@@ -83,6 +85,8 @@ impl SubjectArgs {
 /// The machine and the sandbox on it.
 pub(super) struct Workbench {
     pub(super) host: Arc<WasmHost>,
+    /// Of calls that a tool looks into.
+    pub(super) recordings: Recordings,
     claims: Arc<SharedClaimTable>,
     /// `None`: on this machine nothing may be written.
     values: Option<Arc<Values>>,
@@ -106,17 +110,40 @@ impl Workbench {
             Some(values) => Arc::clone(values) as _,
             None => Arc::new(NoJournal),
         };
+        let recordings = Recordings::start(&directory.path().join("recordings"), [], RECORDING_BYTES_MAX)?;
         let settings = WasmSettings {
             cache_dir: Some(directory.path().join("cache")),
             compiler: Compiler::this_program(),
             hardware,
             node: facts(BOOT),
             numa_node_form: NumaNodeForm::default(),
-            recordings: Recordings::default(),
+            recordings: recordings.clone(),
         };
         let host =
             WasmHost::new(settings, Arc::clone(&claims) as _, journal).context("set up the sandbox")?;
-        Ok(Self { host, claims, values, _directory: directory })
+        Ok(Self { host, recordings, claims, values, _directory: directory })
+    }
+
+    /// The recorded calls of a driver.
+    ///
+    /// # Errors
+    ///
+    /// A call was too large to be recorded.
+    pub(super) async fn recorded(&self, driver: &str) -> Result<Vec<RecordedCall>> {
+        let recorded = self.recordings.read(driver).await?;
+        anyhow::ensure!(recorded.lost == 0, "{} calls are not recorded", recorded.lost);
+        let mut calls = Vec::new();
+        for segment in recorded.segments {
+            let text = segment.read().context("read the recording")?;
+            for line in text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
+                match serde_json::from_slice(line).context("read the recording")? {
+                    Line::Call(call) => calls.push(call),
+                    Line::Lost(lost) => anyhow::bail!("{lost} calls are not recorded"),
+                    Line::Revision(_) | Line::File(_) | Line::End(_) => {}
+                }
+            }
+        }
+        Ok(calls)
     }
 
     /// Loads a driver that may serve: with everything granted that it requests, and a config that it accepts.

@@ -1,7 +1,7 @@
 //! What a driver is started in: directories, an API server, and the directory of a kubelet.
 
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,7 +19,9 @@ use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use crate::device_plugin::Registrations;
+use crate::files::{self, empty};
 use crate::process::{self, Output, Process};
+use crate::published::{DeviceId, devices, is_complete};
 use crate::wire::{Client, Log};
 use crate::{Options, Program, Running, Target};
 
@@ -36,12 +38,20 @@ const SETTLE: Duration = Duration::from_secs(1);
 /// Of GetInfo, as a kubelet has it, and of the notification.
 const GET_INFO: Duration = Duration::from_secs(1);
 const NOTIFY: Duration = Duration::from_secs(5);
-/// Of a file that a driver wrote.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Of the requests to the API server, the last are shown.
 const REQUESTS_SHOWN: usize = 40;
 /// Of the driver's output, the last lines are shown.
 const LINES_SHOWN: usize = 100;
+/// Runs a program with a directory that it cannot write: in mounts of its own, where a file system is mounted read-only upon itself.
+const READ_ONLY: [&str; 7] = [
+    "unshare",
+    "--mount",
+    "--propagation=private",
+    "--",
+    "sh",
+    "-c",
+    r#"mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@""#,
+];
 /// Until a driver has ended after SIGTERM.
 pub(crate) const STOP: Duration = Duration::from_secs(10);
 
@@ -56,15 +66,8 @@ pub(crate) struct Plugin {
     pub(crate) notified: Result<(), String>,
 }
 
-/// A device that can be allocated.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct DeviceId {
-    pub(crate) pool: String,
-    pub(crate) name: String,
-}
-
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct TestNode {
     pub(crate) options: Options,
     pub(crate) api: ApiServer,
     pub(crate) log: Log,
@@ -79,7 +82,7 @@ pub(crate) struct Place {
     made: Vec<ClaimRef>,
 }
 
-impl Place {
+impl TestNode {
     pub(crate) async fn new(options: &Options) -> Result<Self> {
         let dir =
             tempfile::Builder::new().prefix("ndc-").tempdir().context("make a directory for a driver")?;
@@ -93,7 +96,7 @@ impl Place {
         api.report_kubelet(NODE, "v1.36.2", json!({}));
         let log = Log::default();
         let registrations = Registrations::new(&kubelet.join("device-plugins"), &log);
-        let mut place = Self {
+        let mut node = Self {
             options: options.clone(),
             api,
             log,
@@ -108,31 +111,31 @@ impl Place {
             made: Vec::new(),
         };
         if let Target::Running(Running { kubeconfig: Some(path), .. }) = &options.target {
-            let written = place.api.kubeconfig(place.dir.path());
+            let written = node.api.kubeconfig(node.dir.path());
             let content = std::fs::read(written)?;
             let file = std::fs::File::create_new(path).and_then(|mut file| file.write_all(&content));
             file.with_context(|| format!("write {}", path.display()))?;
         }
         if let Target::Program(program) = &options.target {
             for path in [
-                place.registry(),
-                place.plugins(),
-                place.kubelet.join("device-plugins"),
-                place.kubelet.join("pod-resources"),
-                place.cdi(),
-                place.state(),
+                node.registry(),
+                node.plugins(),
+                node.kubelet.join("device-plugins"),
+                node.kubelet.join("pod-resources"),
+                node.cdi(),
+                node.state(),
             ] {
                 std::fs::create_dir_all(&path).with_context(|| format!("make {}", path.display()))?;
             }
-            place.api.kubeconfig(place.dir.path());
+            node.api.kubeconfig(node.dir.path());
             for (path, content) in &program.files {
-                let path = place.dir.path().join(path);
+                let path = node.dir.path().join(path);
                 std::fs::create_dir_all(path.parent().unwrap_or(&path))?;
                 std::fs::write(&path, content).with_context(|| format!("write {}", path.display()))?;
             }
-            place.registrations.serve().await?;
+            node.registrations.serve().await?;
         }
-        Ok(place)
+        Ok(node)
     }
 
     pub(crate) fn registry(&self) -> PathBuf {
@@ -185,12 +188,61 @@ impl Place {
 
     /// Starts the driver's program; of one that runs already nothing is done.
     pub(crate) fn start(&mut self) -> Result<()> {
+        self.start_in(&[])
+    }
+
+    /// Starts the driver's program as the arguments of a command, which becomes the program.
+    fn start_in(&mut self, wrapper: &[String]) -> Result<()> {
         let Ok(program) = self.program() else { return Ok(()) };
-        let command: Vec<String> = program.command.iter().map(|word| self.filled(word)).collect();
+        let command = program.command.iter().map(|word| self.filled(word));
+        let command: Vec<String> = wrapper.iter().cloned().chain(command).collect();
         self.started += 1;
         self.log.add(format!("start {}", command.join(" ")));
         self.process = Some(Process::start(&command, &self.output)?);
         Ok(())
+    }
+
+    /// Starts the driver with a state directory that it cannot write. Answers why that is not possible here.
+    pub(crate) async fn start_read_only(&mut self) -> Result<Option<String>> {
+        if !rustix::process::geteuid().is_root() {
+            files::set_writable(&self.state(), false)?;
+            return self.start().map(|()| None);
+        }
+        // No mode keeps root from writing.
+        let state = self.state().display().to_string();
+        let mut wrapper: Vec<String> = READ_ONLY.map(str::to_owned).into();
+        wrapper.push(state);
+        let tried = tokio::process::Command::new(&wrapper[0]).args(&wrapper[1..]).arg("true").output().await;
+        let why = match &tried {
+            Ok(tried) if tried.status.success() => return self.start_in(&wrapper).map(|()| None),
+            Ok(tried) => String::from_utf8_lossy(&tried.stderr).trim().to_owned(),
+            Err(error) => format!("{}: {error}", wrapper[0]),
+        };
+        Ok(Some(format!("root may not make a directory read-only here: {why}")))
+    }
+
+    /// Ends what [`TestNode::start_read_only`] did to the state directory.
+    pub(crate) fn make_writable(&self) -> Result<()> {
+        files::set_writable(&self.state(), true)
+    }
+
+    /// Waits until the driver has registered, or has ended: then `None`.
+    pub(crate) async fn registered_or_ended(&mut self) -> Result<Option<Plugin>> {
+        let end = Instant::now() + self.options.start_timeout;
+        loop {
+            if let Some(process) = &mut self.process
+                && process.ended().await.is_some()
+            {
+                return Ok(None);
+            }
+            match self.look_for(None).await {
+                Ok(plugin) => return Ok(Some(plugin)),
+                Err(why) if Instant::now() >= end => {
+                    return Err(why.context("the driver neither registers nor ends"));
+                }
+                Err(_) => tokio::time::sleep(LOOK).await,
+            }
+        }
     }
 
     /// Starts the driver, and waits until it has registered.
@@ -459,29 +511,13 @@ impl Place {
 
     /// The containerEdits of each CDI device by its qualified name.
     pub(crate) fn cdi_devices(&self) -> Result<BTreeMap<String, Value>> {
-        let mut devices = BTreeMap::new();
-        for entry in std::fs::read_dir(self.cdi())?.flatten() {
-            let path = entry.path();
-            let suffix = path.extension().and_then(|suffix| suffix.to_str()).unwrap_or_default();
-            if !matches!(suffix, "json" | "yaml") {
-                continue;
-            }
-            let text = match read(&path) {
-                // It was removed just now.
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-                text => text.with_context(|| format!("read {}", path.display()))?,
-            };
-            let spec: Value =
-                serde_saphyr::from_str(&text).map_err(|error| anyhow!("{}: {error}", path.display()))?;
-            let kind =
-                spec["kind"].as_str().with_context(|| format!("{} has no kind", path.display()))?.to_owned();
-            for device in spec["devices"].as_array().into_iter().flatten() {
-                let mut edits = device["containerEdits"].clone();
-                edits["ofAll"] = spec["containerEdits"].clone();
-                devices.insert(format!("{kind}={}", device["name"].as_str().unwrap_or_default()), edits);
-            }
-        }
-        Ok(devices)
+        files::cdi_devices(&self.cdi())
+    }
+
+    /// The directory of the program's cache.
+    pub(crate) fn cache(&self) -> Option<PathBuf> {
+        let cache = self.program().ok()?.cache.as_ref()?;
+        Some(self.dir.path().join(cache))
     }
 
     /// Unprepares the claims of a case with a driver that lives on, and forgets what was exchanged.
@@ -514,68 +550,6 @@ impl Place {
 pub(crate) async fn get_info(client: &mut RegistrationClient<Channel>) -> Result<PluginInfo> {
     let info = tokio::time::timeout(GET_INFO, client.get_info(InfoRequest {})).await;
     Ok(info.context("GetInfo is not answered within 1 s")?.context("GetInfo")?.into_inner())
-}
-
-/// The text of a regular file of a driver, which may be anything.
-pub(crate) fn read(path: &Path) -> std::io::Result<String> {
-    // Nothing waits for the other end of a pipe.
-    let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::CLOEXEC;
-    let file = std::fs::File::from(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?);
-    if !file.metadata()?.is_file() {
-        return Err(std::io::Error::other("it is no regular file"));
-    }
-    let mut text = String::new();
-    file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(std::io::Error::other(format!("it has more than {FILE_BYTES_MAX} bytes")));
-    }
-    Ok(text)
-}
-
-/// Removes what is in a directory.
-pub(crate) fn empty(directory: &Path) -> Result<()> {
-    for entry in std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))? {
-        let path = entry?.path();
-        let removed = match path.is_dir() && !path.is_symlink() {
-            true => std::fs::remove_dir_all(&path),
-            false => std::fs::remove_file(&path),
-        };
-        removed.with_context(|| format!("remove {}", path.display()))?;
-    }
-    Ok(())
-}
-
-/// Whether each pool has as many slices of its newest generation as it says, and there is one.
-pub(crate) fn is_complete(slices: &[Value]) -> bool {
-    let mut pools: BTreeMap<&str, Vec<&Value>> = BTreeMap::new();
-    for slice in slices {
-        let pool = &slice["spec"]["pool"];
-        pools.entry(pool["name"].as_str().unwrap_or_default()).or_default().push(pool);
-    }
-    let complete = |pools: &Vec<&Value>| {
-        let newest = pools.iter().filter_map(|pool| pool["generation"].as_i64()).max();
-        let of_newest: Vec<_> = pools.iter().filter(|pool| pool["generation"].as_i64() == newest).collect();
-        of_newest.iter().all(|pool| pool["resourceSliceCount"].as_u64() == Some(of_newest.len() as u64))
-    };
-    !slices.is_empty() && pools.values().all(complete)
-}
-
-/// The devices of slices without a taint of their own, those that consume no counters first.
-pub(crate) fn devices(slices: &[Value]) -> Vec<DeviceId> {
-    let mut found = Vec::new();
-    for slice in slices {
-        let pool = slice["spec"]["pool"]["name"].as_str().unwrap_or_default();
-        for device in slice["spec"]["devices"].as_array().into_iter().flatten() {
-            let shares = device["consumesCounters"].as_array().is_some_and(|counters| !counters.is_empty());
-            let is_tainted = device["taints"].as_array().is_some_and(|taints| !taints.is_empty());
-            let name = device["name"].as_str().unwrap_or_default().to_owned();
-            if !is_tainted {
-                found.push((shares, DeviceId { pool: pool.to_owned(), name }));
-            }
-        }
-    }
-    found.sort();
-    found.into_iter().map(|(_, device)| device).collect()
 }
 
 /// The sockets in a directory and below it.
@@ -612,32 +586,5 @@ mod tests {
         let found = |word| placeholders(word).collect::<Vec<_>>();
         assert_eq!(found("--a={state}/b/{device-plugins}"), ["state", "device-plugins"]);
         assert_eq!(found(r#"{"a": {"b": 1}} {} {A} {open"#), Vec::<&str>::new());
-    }
-
-    #[test]
-    fn a_pool_is_complete_with_all_slices_of_its_newest_generation() {
-        let slice = |pool: &str, generation: i64, count: u64| json!({ "spec": { "pool": { "name": pool, "generation": generation, "resourceSliceCount": count } } });
-        for (slices, expected) in [
-            (vec![], false),
-            (vec![slice("a", 1, 1)], true),
-            (vec![slice("a", 1, 2)], false),
-            (vec![slice("a", 1, 2), slice("a", 1, 2), slice("b", 3, 1)], true),
-            (vec![slice("a", 1, 1), slice("a", 2, 1)], true),
-            (vec![slice("a", 2, 1), slice("a", 2, 1)], false),
-        ] {
-            assert_eq!(is_complete(&slices), expected, "{slices:?}");
-        }
-    }
-
-    #[test]
-    fn devices_without_taints_are_taken_and_those_that_share_come_last() {
-        let devices = json!([
-            { "name": "part", "consumesCounters": [{ "counterSet": "gpu", "counters": {} }] },
-            { "name": "sick", "taints": [{ "key": "x", "effect": "NoSchedule" }] },
-            { "name": "whole" },
-        ]);
-        let slice = json!({ "spec": { "pool": { "name": "p" }, "devices": devices } });
-        let found = super::devices(&[slice]);
-        assert_eq!(found.iter().map(|device| device.name.as_str()).collect::<Vec<_>>(), ["whole", "part"]);
     }
 }

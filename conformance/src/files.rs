@@ -1,0 +1,89 @@
+//! Files that a driver has written, which may be anything.
+
+use std::collections::BTreeMap;
+use std::fs::Permissions;
+use std::io::Read;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow};
+use serde_json::Value;
+
+/// Of a file that a driver wrote.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// The containerEdits of each CDI device by its qualified name.
+pub(crate) fn cdi_devices(directory: &Path) -> Result<BTreeMap<String, Value>> {
+    let mut devices = BTreeMap::new();
+    for entry in std::fs::read_dir(directory)?.flatten() {
+        let path = entry.path();
+        let suffix = path.extension().and_then(|suffix| suffix.to_str()).unwrap_or_default();
+        if !matches!(suffix, "json" | "yaml") {
+            continue;
+        }
+        let text = match read(&path) {
+            // It was removed just now.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            text => text.with_context(|| format!("read {}", path.display()))?,
+        };
+        let spec: Value =
+            serde_saphyr::from_str(&text).map_err(|error| anyhow!("{}: {error}", path.display()))?;
+        let kind =
+            spec["kind"].as_str().with_context(|| format!("{} has no kind", path.display()))?.to_owned();
+        for device in spec["devices"].as_array().into_iter().flatten() {
+            let mut edits = device["containerEdits"].clone();
+            edits["ofAll"] = spec["containerEdits"].clone();
+            devices.insert(format!("{kind}={}", device["name"].as_str().unwrap_or_default()), edits);
+        }
+    }
+    Ok(devices)
+}
+
+/// The text of a regular file of a driver, which may be anything.
+pub(crate) fn read(path: &Path) -> std::io::Result<String> {
+    // Nothing waits for the other end of a pipe.
+    let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::CLOEXEC;
+    let file = std::fs::File::from(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?);
+    if !file.metadata()?.is_file() {
+        return Err(std::io::Error::other("it is no regular file"));
+    }
+    let mut text = String::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(std::io::Error::other(format!("it has more than {FILE_BYTES_MAX} bytes")));
+    }
+    Ok(text)
+}
+
+/// Removes what is in a directory.
+pub(crate) fn empty(directory: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))? {
+        let path = entry?.path();
+        let removed = match path.is_dir() && !path.is_symlink() {
+            true => std::fs::remove_dir_all(&path),
+            false => std::fs::remove_file(&path),
+        };
+        removed.with_context(|| format!("remove {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Sets by modes whether the owner may write in a directory, its files and the directories below it.
+pub(crate) fn set_writable(directory: &Path, is_writable: bool) -> Result<()> {
+    let mode = if is_writable { 0o700 } else { 0o500 };
+    let set = |path: &Path| {
+        let permissions = Permissions::from_mode(mode);
+        std::fs::set_permissions(path, permissions)
+            .with_context(|| format!("change the mode of {}", path.display()))
+    };
+    set(directory)?;
+    for entry in std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))? {
+        let path = entry?.path();
+        match path.is_dir() && !path.is_symlink() {
+            true => set_writable(&path, is_writable)?,
+            false if path.is_file() => set(&path)?,
+            false => {}
+        }
+    }
+    Ok(())
+}
