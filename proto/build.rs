@@ -35,6 +35,7 @@ const RECORDED_APIS: &[&str] =
 
 /// Messages of the node API that the command line prints, with their fields in camel case.
 const PRINTED: &[&str] = &[
+    "Adapter",
     "Again",
     "Caller",
     "ClaimDriver",

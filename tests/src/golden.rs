@@ -9,13 +9,14 @@ use nodedock_core::driver::values::NoJournal;
 use nodedock_core::driver::{Call, NodeFacts, PreparedClaims};
 use nodedock_core::hardware::Hardware;
 use nodedock_core::recording::Recordings;
+use nodedock_core::standard_attributes::NumaNodeForm;
 use nodedock_model::grant::Grant;
 use nodedock_model::{
     AllocatedDevice, ConfigSource, DeviceName, DriverClaim, DriverClaimRecord, DriverName, ObjectRef,
     OpaqueConfig, PoolName, Uid,
 };
 use nodedock_wasm::{
-    CompileBounds, Compiler, DriverFile, LoadError, NumaNodeForm, Profile, WasmDriver, WasmHost, WasmSettings,
+    CompileBounds, Compiler, DriverFile, LoadError, Profile, WasmDriver, WasmHost, WasmSettings,
 };
 use serde_json::Value;
 

@@ -207,7 +207,7 @@ fn serves(device: &PreparedDevice, request: &str) -> bool {
 
 fn edits_mut(access: &mut DeviceAccess) -> Option<&mut Edits> {
     match access {
-        DeviceAccess::Edits(edits) => Some(edits),
+        DeviceAccess::Edits(edits) | DeviceAccess::EditsAndCdiDevices(edits, _) => Some(edits),
         DeviceAccess::CdiDevices(_) => None,
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Knows no kind of driver and no caller: `nodedock-wasm` and `nodedock-native` bring drivers, `nodedock-kube` and the daemon bring requests.
 
+pub mod adapters;
 pub mod cdi;
 pub mod cdi_watch;
 pub mod checkpoint;
@@ -11,4 +12,5 @@ pub mod hardware;
 pub mod manager;
 pub mod recording;
 pub mod registry;
+pub mod standard_attributes;
 pub mod sysfs;

@@ -15,7 +15,7 @@ mod pool_claims;
 mod view;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -26,6 +26,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc, watch};
 
+use crate::adapters::Adapters;
 use crate::cdi::CdiDir;
 use crate::cdi_watch::SpecEvent;
 use crate::checkpoint::Checkpoint;
@@ -97,6 +98,8 @@ pub struct ManagerParts {
     pub values: Arc<RecordedValues>,
     pub cdi: CdiDir,
     pub registry: Registry,
+    /// Device plugins that are drivers; they are given to no other part of the manager.
+    pub adapters: Option<Adapters>,
     pub source: Arc<dyn ClaimSource>,
     pub settings: ManagerSettings,
     pub changes: Changes,
@@ -121,6 +124,7 @@ pub struct Manager {
     cdi: CdiDir,
     metadata: MetadataDir,
     registry: Registry,
+    adapters: Option<Adapters>,
     source: Arc<dyn ClaimSource>,
     settings: ManagerSettings,
     changes: Changes,
@@ -177,7 +181,7 @@ impl PodOutcome {
 
 impl Manager {
     pub fn new(parts: ManagerParts) -> Arc<Self> {
-        let ManagerParts { claims, allocations, checkpoint, values, cdi, registry, .. } = parts;
+        let ManagerParts { claims, allocations, checkpoint, values, cdi, registry, adapters, .. } = parts;
         let ManagerParts { source, settings, changes, conditions, tasks, .. } = parts;
         let devices = {
             let claims = claims.lock();
@@ -197,6 +201,7 @@ impl Manager {
             cdi,
             metadata: MetadataDir::new(&settings.metadata.directory),
             registry,
+            adapters,
             source,
             settings,
             changes,
@@ -217,6 +222,11 @@ impl Manager {
             device_metrics: DeviceMetrics::default(),
             started: tokio::time::Instant::now(),
         })
+    }
+
+    /// Device plugins that are drivers.
+    pub fn adapters(&self) -> Option<&Adapters> {
+        self.adapters.as_ref()
     }
 
     /// Starts the tasks that need no request. `files` reports changes in the directory of CDI files.

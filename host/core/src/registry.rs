@@ -386,6 +386,10 @@ impl Registry {
     /// Reads a driver's files again, by driver name or file name, and calls it for its devices.
     pub async fn reload(&self, name: &str) -> Result<DriverView, Problem> {
         let source = self.known_source(name)?;
+        if self.view(&source)?.kind == DriverKind::Adapter {
+            let message = format!("{source} is read when the daemon starts: restart the daemon");
+            return Err(Problem::invalid(ProblemCode::DriverNative, message));
+        }
         let (done, finished) = oneshot::channel();
         let reloads = self.reloads(self.view(&source).map_or(DriverKind::Wasm, |view| view.kind));
         let request = ReloadRequest { source: source.clone(), done };
@@ -436,7 +440,7 @@ impl Registry {
     fn reloads(&self, kind: DriverKind) -> &Reloads {
         match kind {
             DriverKind::Wasm => &self.0.wasm_reloads,
-            DriverKind::Grpc => &self.0.grpc_reloads,
+            DriverKind::Grpc | DriverKind::Adapter => &self.0.grpc_reloads,
         }
     }
 

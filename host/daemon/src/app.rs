@@ -8,6 +8,7 @@ mod state;
 
 pub(crate) use cluster::client as cluster_client;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +20,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::admin::{self, Admin, AtStart};
-use crate::config::{Config, Paths, RecordedName};
+use crate::config::{self, Config, Paths, RecordedName};
 use crate::node_api::{self, NodeApi};
 use crate::pod_resources::{self, PodResources};
 use crate::recording::RecordedDrivers;
@@ -31,6 +32,7 @@ use nodedock_base::listeners::{Listeners, Restarts};
 use nodedock_base::socket;
 use nodedock_base::tasks::Tasks;
 use nodedock_base::watched;
+use nodedock_core::adapters::{AdapterParts, Adapters};
 use nodedock_core::cdi::CdiDir;
 use nodedock_core::cdi_watch;
 use nodedock_core::checkpoint::Checkpoint;
@@ -167,6 +169,7 @@ struct Built {
     checkpoint: Checkpoint,
     claims: Arc<SharedClaimTable>,
     allocations: Vec<PodAllocation>,
+    adapters: Adapters,
     values: Arc<RecordedValues>,
     wasm: WasmFiles,
     /// Of a Kubernetes node.
@@ -297,7 +300,9 @@ impl Built {
             tasks: tasks.drivers.clone(),
         };
         let (checkpoint, allocations) = (opened.checkpoint, opened.dump.allocations);
+        let adapters = adapters(&config, &wasm, &allocations, &claims)?;
         Ok(Self {
+            adapters,
             config,
             node,
             started_ms,
@@ -330,9 +335,12 @@ impl Built {
         let connected = config.kubernetes.as_ref().zip(self.client).map(|(kubernetes, client)| {
             Connected::new(kubernetes.clone(), client, registry.clone(), conditions.clone(), intake.clone())
         });
+        let adapters = self.adapters;
+        adapters.start(intake);
         let manager = Manager::new(ManagerParts {
             claims: self.claims,
             allocations: self.allocations,
+            adapters: Some(adapters),
             checkpoint: checkpoint.clone(),
             values: self.values,
             cdi: self.cdi,
@@ -401,6 +409,32 @@ impl Built {
         intake.spawn("pod-resources", pod_resources::serve(pod_resources, sockets.pod_resources));
         Ok(Daemon { admin, kubelet_sockets, tasks })
     }
+}
+
+/// Device plugins that are drivers, by the config and the files beside the plugins' sockets.
+fn adapters(
+    config: &Config,
+    wasm: &WasmFiles,
+    allocations: &[PodAllocation],
+    claims: &SharedClaimTable,
+) -> Result<Adapters> {
+    let (paths, hardware, conditions) = (&config.paths, &config.hardware, wasm.conditions.clone());
+    let directories = [paths.device_plugins.as_path(), &paths.plugins_registry];
+    let entries = config::adapters::read(&config.file.device_plugin_adapters, &directories, &conditions);
+    let claimed: BTreeSet<_> =
+        claims.lock().claims().flat_map(|claim| claim.drivers.keys().cloned().collect::<Vec<_>>()).collect();
+    let parts = AdapterParts {
+        file: paths.adapters.clone(),
+        registry: wasm.registry.clone(),
+        conditions,
+        sysfs: hardware.open_sys().with_context(|| format!("open {}", hardware.sys().display()))?,
+        numa_node_form: config.kubernetes.as_ref().map(|node| node.numa_node_form).unwrap_or_default(),
+        host_root: hardware.root().to_owned(),
+        hardware: hardware.clone(),
+        grace: limit::RESOURCE_GRACE,
+        has_kubelet: config.kubernetes.is_some(),
+    };
+    Ok(Adapters::load(parts, entries, allocations, &claimed))
 }
 
 /// Reports for a while that the daemon crashed and was started again.

@@ -1,5 +1,6 @@
 //! The command line. Verbs follow kubectl; each flag is defined once, and help and completion come from that.
 
+mod adapter;
 mod checkpoint;
 mod client;
 mod conform;
@@ -68,7 +69,7 @@ impl Location {
 enum Command {
     /// Run the daemon
     Run(RunArgs),
-    /// Show drivers, devices, claims, pods, extended resources, their DeviceClasses or the node
+    /// Show drivers, devices, claims, pods, extended resources, their DeviceClasses, adapters or the node
     Get(get::GetArgs),
     /// Prepare the claims of a pod and allocate its extended resources
     Prepare(pods::PrepareArgs),
@@ -83,6 +84,9 @@ enum Command {
     /// Write, build, check, test, inspect and package drivers, and reload or resume a driver
     #[command(subcommand)]
     Driver(driver::DriverCommand),
+    /// Decide which way a device plugin's devices are offered
+    #[command(subcommand)]
+    Adapter(adapter::AdapterCommand),
     Conform(conform::ConformArgs),
     /// Write the recorded calls of a driver to a file
     Record(record::RecordArgs),
@@ -190,6 +194,7 @@ fn execute(location: &Location, command: Command) -> Result<()> {
         Command::Unprepare(args) => block_on(pods::unprepare(location, args)),
         Command::Release(command) => block_on(release::run(location, command)),
         Command::Explain(command) => block_on(explain::run(location, command)),
+        Command::Adapter(command) => block_on(adapter::run(location, command)),
         Command::Conform(args) => block_on(conform::run(args)),
         Command::Record(args) => block_on(record::run(location, args)),
         Command::Replay(args) => block_on(replay::run(args)),

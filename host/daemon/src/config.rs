@@ -2,6 +2,7 @@
 //!
 //! Only values: paths are derived here, and nothing is created or opened but the file that is read, and the keys that it names.
 
+pub(crate) mod adapters;
 mod binding;
 mod driver_images;
 mod kubernetes;
@@ -16,7 +17,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use nodedock_core::hardware::Hardware;
-use nodedock_model::{Uid, limit};
+use nodedock_model::{Adapter, Uid, limit};
 use nodedock_wasm::driver_image::DriverImage;
 use nodedock_wasm::trust;
 
@@ -44,6 +45,9 @@ pub struct ConfigFile {
     /// Directories with one driver each, beside the drivers directory.
     #[serde(deserialize_with = "driver_images::entries")]
     pub driver_images: Vec<DriverImageEntry>,
+    /// Device plugins that are DRA drivers, beside those of files.
+    #[serde(deserialize_with = "adapters::entries")]
+    pub device_plugin_adapters: Vec<Adapter>,
     /// As it is written; `policy` is checked.
     trust: trust::Section,
     /// The checked `trust` section with its keys.
@@ -109,6 +113,7 @@ impl ConfigFile {
             ("kubernetes", self.kubernetes != started.kubernetes),
             ("recording", self.recording != started.recording),
             ("driverImages", self.driver_images != started.driver_images),
+            ("devicePluginAdapters", self.device_plugin_adapters != started.device_plugin_adapters),
         ];
         differs.into_iter().filter(|(_, differs)| *differs).map(|(key, _)| key).collect()
     }
@@ -229,6 +234,8 @@ pub struct Paths {
     pub offered_devices: PathBuf,
     /// The mechanism of each pool with an extended-resource name.
     pub extended_resources: PathBuf,
+    /// What operators decided about adapters of device plugins.
+    pub adapters: PathBuf,
     pub cdi: PathBuf,
     /// Where runtimes look for specs, by priority; `cdi` is read as well.
     pub cdi_spec_dirs: Vec<PathBuf>,
@@ -263,6 +270,7 @@ impl Paths {
             handover: root.join("run/nodedock/handover.sock"),
             offered_drivers: root.join("var/lib/nodedock/bridge-drivers"),
             offered_devices: root.join("var/lib/nodedock/bridge-devices.json"),
+            adapters: root.join("var/lib/nodedock/adapters.json"),
             extended_resources: root.join("var/lib/nodedock/extended-resources.json"),
             cdi: root.join("var/run/cdi"),
             cdi_spec_dirs: vec![root.join("etc/cdi"), root.join("var/run/cdi")],

@@ -24,7 +24,8 @@ pub use claims::{
 };
 use claims::{transition, worst_problem};
 pub use resources::{
-    capacity, cover_request, covered, hint_scope, hints, plugin_device, set_mechanisms, start_request,
+    adapter, capacity, cover_request, covered, hint_scope, hints, plugin_device, set_mechanisms,
+    start_request,
 };
 
 /// Characters of a bad name that an error repeats.

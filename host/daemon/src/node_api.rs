@@ -20,6 +20,7 @@ use nodedock_base::error::chain;
 use nodedock_base::grpc::{begin, status};
 use nodedock_base::tasks::Tasks;
 use nodedock_base::users;
+use nodedock_core::adapters::AdapterView;
 use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::driver::{Driver, NodeFacts};
 use nodedock_core::manager::devices::{Capacity, ResourceSource, ResourceView};
@@ -148,7 +149,9 @@ impl Node for NodeApi {
         let is_claimed = |driver: &DriverName, id: &str| manager.is_claimed(driver, id);
         let mut answer = convert::capacity(&manager.capacity(), &manager.pods(), is_claimed);
         if let Some(extended_resources) = &self.extended_resources {
-            convert::set_mechanisms(&mut answer, &extended_resources.view().mechanisms);
+            let disabled = manager.adapters().map(|adapters| adapters.disabled()).unwrap_or_default();
+            let disabled = disabled.into_iter().map(|(driver, _)| driver).collect();
+            convert::set_mechanisms(&mut answer, &extended_resources.view().mechanisms, &disabled);
         }
         Ok(Response::new(answer))
     }
@@ -256,6 +259,23 @@ impl Node for NodeApi {
         Ok(Response::new(ResumeDriverResponse { driver: Some(convert::driver(&view)) }))
     }
 
+    async fn list_adapters(&self, request: Request<ListAdaptersRequest>) -> Answer<ListAdaptersResponse> {
+        begin("ListAdapters", &request);
+        let views = self.manager.adapters().map(|adapters| adapters.list()).unwrap_or_default();
+        let adapters = views.iter().map(|view| self.adapter(view)).collect();
+        Ok(Response::new(ListAdaptersResponse { adapters }))
+    }
+
+    async fn switch_adapter(&self, request: Request<SwitchAdapterRequest>) -> Answer<SwitchAdapterResponse> {
+        begin("SwitchAdapter", &request);
+        let SwitchAdapterRequest { driver, enabled } = request.into_inner();
+        let adapters = self.manager.adapters().ok_or_else(|| {
+            refuse(Problem::not_found(ProblemCode::AdapterUnknown, "there are no adapters"))
+        })?;
+        let view = adapters.set_enabled(&driver, enabled).await.map_err(refuse)?;
+        Ok(Response::new(SwitchAdapterResponse { adapter: Some(self.adapter(&view)) }))
+    }
+
     type RecordDriverStream = Lines;
 
     async fn record_driver(&self, request: Request<RecordDriverRequest>) -> Answer<Self::RecordDriverStream> {
@@ -283,6 +303,11 @@ impl Node for NodeApi {
 }
 
 impl NodeApi {
+    fn adapter(&self, view: &AdapterView) -> v1::Adapter {
+        let mechanisms = self.extended_resources.as_ref().map(|of| of.view().mechanisms);
+        convert::adapter(view, mechanisms.as_deref())
+    }
+
     /// Devices of a driver, or of a device plugin by its socket; of all, if the name is empty.
     fn devices_of(&self, wanted: &str) -> Vec<v1::Device> {
         let drivers = self.registry.all_serving().into_iter();

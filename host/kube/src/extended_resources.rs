@@ -39,6 +39,7 @@ use crate::slices::{DriverSnapshot, PoolKey};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
+use nodedock_core::adapters::Adapters;
 use nodedock_model::{DriverName, ExtendedResource, ObjectName, PoolName, Problem, ProblemCode};
 
 /// Interval of reading the versions of the cluster; the second after a failure, and while nothing was decided the third.
@@ -173,6 +174,8 @@ pub struct SwitchParts {
     pub names: PoolNames,
     pub setting: MechanismSetting,
     pub drivers: watch::Receiver<DriverSnapshot>,
+    /// Device plugins that are drivers, of which an operator may disable some.
+    pub adapters: Option<Adapters>,
     pub conditions: Conditions,
     pub tasks: Tasks,
 }
@@ -266,7 +269,12 @@ struct SwitchTask {
 impl SwitchTask {
     async fn run(mut self) {
         let mut done = self.handle.0.done.subscribe();
+        let mut adapters = self.parts.adapters.as_ref().map(Adapters::changes);
         loop {
+            if let Some(adapters) = &mut adapters {
+                adapters.mark_unchanged();
+            }
+            self.set_disabled();
             self.read_cluster().await;
             let pools = pools_of(&self.parts.drivers.borrow_and_update());
             self.switch.set_pools(pools, Instant::now());
@@ -278,13 +286,35 @@ impl SwitchTask {
             self.publish();
             self.report_overdue();
             self.save().await;
+            self.report_returned().await;
             let wake = self.next_wake();
             tokio::select! {
                 // Whichever it was, the next round checks everything.
                 Ok(()) = self.parts.drivers.changed() => {}
                 Ok(()) = done.changed() => {}
+                () = changed(&mut adapters) => {}
                 () = sleep_until(wake) => {}
             }
+        }
+    }
+
+    fn set_disabled(&mut self) {
+        let Some(adapters) = &self.parts.adapters else { return };
+        let disabled = adapters.disabled().into_iter().map(|(driver, pool)| LocalPool { driver, pool });
+        self.switch.set_disabled(disabled.collect(), Instant::now());
+    }
+
+    /// Reports the drivers all of whose pools are offered by the kubelet's device manager.
+    async fn report_returned(&self) {
+        let Some(adapters) = &self.parts.adapters else { return };
+        let mechanisms = self.handle.view().mechanisms;
+        let at_kubelet = |status: &PoolStatus| status.offered == Some(Mechanism::DevicePlugin);
+        let (returned, others): (Vec<_>, Vec<_>) =
+            mechanisms.pools.iter().partition(|(_, status)| at_kubelet(status) && status.claimed.is_empty());
+        let mut returned: BTreeSet<_> = returned.into_iter().map(|(key, _)| key.driver.clone()).collect();
+        returned.retain(|driver| others.iter().all(|(key, _)| key.driver != *driver));
+        if let Err(problem) = adapters.set_returned(&returned).await {
+            tracing::debug!(%problem, "what is returned to the device manager is not stored yet");
         }
     }
 
@@ -483,6 +513,17 @@ fn pools_of(drivers: &DriverSnapshot) -> BTreeMap<LocalPool, Option<ExtendedReso
         published.inventory.pools.iter().map(of).collect::<Vec<_>>()
     });
     pools.collect()
+}
+
+/// Resolves when an adapter changed.
+async fn changed(adapters: &mut Option<watch::Receiver<u64>>) {
+    let is_there = match adapters {
+        Some(adapters) => adapters.changed().await.is_ok(),
+        None => false,
+    };
+    if !is_there {
+        std::future::pending().await
+    }
 }
 
 fn log_changes(before: &Mechanisms, now: &Mechanisms) {

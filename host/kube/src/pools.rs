@@ -21,7 +21,8 @@ impl NodePools {
 
     /// Whether an allocated device, by the name that the API server has, is one of this node's drivers of files.
     pub(crate) fn has_device(&self, device: &AllocatedDevice) -> bool {
-        self.registry.kind(&device.driver) == Some(DriverKind::Wasm) && self.names.is_of_node(&device.pool)
+        matches!(self.registry.kind(&device.driver), Some(DriverKind::Wasm | DriverKind::Adapter))
+            && self.names.is_of_node(&device.pool)
     }
 
     /// The name that the API server has.

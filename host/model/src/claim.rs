@@ -233,13 +233,15 @@ pub struct PreparedDevice {
 pub enum DeviceAccess {
     Edits(Edits),
     CdiDevices(Vec<String>),
+    /// Both, of a device plugin.
+    EditsAndCdiDevices(Edits, Vec<String>),
 }
 
 impl DeviceAccess {
     /// Returns the edits. `None`: a native plugin wrote the CDI files.
     pub fn edits(&self) -> Option<&Edits> {
         match self {
-            Self::Edits(edits) => Some(edits),
+            Self::Edits(edits) | Self::EditsAndCdiDevices(edits, _) => Some(edits),
             Self::CdiDevices(_) => None,
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! Input is parsed here into types that enforce its rules, and is not checked again after that.
 
+mod adapter;
 mod cdi_name;
 mod change;
 mod claim;
@@ -19,6 +20,7 @@ mod resource;
 pub mod rule;
 mod values;
 
+pub use adapter::*;
 pub use cdi_name::*;
 pub use change::*;
 pub use claim::*;

@@ -41,7 +41,14 @@ impl ProblemKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Display, EnumIter, IntoStaticStr)]
 #[strum(serialize_all = "kebab-case")]
 pub enum ProblemCode {
+    AdapterConflict,
+    AdapterInvalid,
+    AdapterNotStored,
+    AdapterParameters,
+    AdapterUnknown,
+    AdapterWithoutPlugin,
     AllocationChanged,
+    AllocationPathDenied,
     AllocationPathMissing,
     ApiConflict,
     ApiExpired,

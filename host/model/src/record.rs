@@ -259,6 +259,8 @@ pub enum DriverKind {
     #[default]
     Wasm,
     Grpc,
+    /// A device plugin that an adapter makes a driver.
+    Adapter,
 }
 
 impl DriverKind {

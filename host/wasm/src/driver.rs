@@ -13,20 +13,18 @@ use super::calls::{self, CallRecording, GuestRequest};
 use super::convert::{self, Refusal};
 use super::edits::Verifier;
 use super::sandbox::{GuestCall, Sandbox, Scope};
-use super::{
-    CallFailure, Containment, DriverInfo, Limit, Operation, Stats, Surface, Trigger, schema,
-    standard_attributes,
-};
+use super::{CallFailure, Containment, DriverInfo, Limit, Operation, Stats, Surface, Trigger, schema};
 use nodedock_base::clock::now_ms;
 use nodedock_core::driver::values::Journal;
 use nodedock_core::driver::{
     Call, ClaimDriver, DriverStats, NodeFacts, Outcomes, PreparedClaims, Published, all_failed, settle,
 };
 use nodedock_core::recording::{Recorder, Revision};
+use nodedock_core::standard_attributes;
 use nodedock_core::sysfs::blocking::blocking;
 use nodedock_model::{
-    DeviceAccess, DriverClaim, DriverClaimRecord, HealthReport, Inventory, ObjectRef, PreparedClaim, Problem,
-    ProblemCode, Uid,
+    DriverClaim, DriverClaimRecord, HealthReport, Inventory, ObjectRef, PreparedClaim, Problem, ProblemCode,
+    Uid,
 };
 
 /// How long a call that only looks waits for its permits, in addition to its own time.
@@ -299,10 +297,7 @@ fn verify(scope: &Scope, outcomes: Outcomes<PreparedClaim>) -> Outcomes<Prepared
 
 /// Whether an edit names a file outside the kernel's own file systems.
 fn names_files(claim: &PreparedClaim) -> bool {
-    let of_devices = claim.devices.iter().filter_map(|device| match &device.access {
-        DeviceAccess::Edits(edits) => Some(edits),
-        DeviceAccess::CdiDevices(_) => None,
-    });
+    let of_devices = claim.devices.iter().filter_map(|device| device.access.edits());
     of_devices.chain([&claim.edits]).any(|edits| !edits.mounts.is_empty() || !edits.hooks.is_empty())
 }
 

@@ -11,6 +11,7 @@ use super::*;
 use guest::Guest;
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::manager::claims::SharedClaimTable;
+use nodedock_core::standard_attributes::NumaNodeForm;
 use nodedock_model::ObjectRef;
 
 /// A node of a test: an empty `/sys` and `/dev`, and a cache.

@@ -1,5 +1,6 @@
 //! A daemon on a Kubernetes node.
 
+mod adapters;
 mod binding;
 mod claims;
 mod extended;

@@ -1,5 +1,6 @@
 //! Extended resources from a plugin's registration, or a driver's pool, to the end of the pod that has them.
 
+mod adapters;
 mod agreement;
 mod answers;
 mod lists;

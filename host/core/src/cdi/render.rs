@@ -51,9 +51,14 @@ pub fn cdi_devices<'a>(
 ) -> Vec<(&'a nodedock_model::PreparedDevice, Vec<String>)> {
     let Some(prepared) = prepared(record, driver) else { return Vec::new() };
     let names = device_names(&record.id.uid, prepared);
-    let qualified = |(device, name): (&'a nodedock_model::PreparedDevice, String)| match &device.access {
-        DeviceAccess::Edits(_) => (device, vec![format!("{driver}/{CLASS}={name}")]),
-        DeviceAccess::CdiDevices(names) => (device, names.clone()),
+    let qualified = |(device, name): (&'a nodedock_model::PreparedDevice, String)| {
+        let own = || vec![format!("{driver}/{CLASS}={name}")];
+        let names = match &device.access {
+            DeviceAccess::Edits(_) => own(),
+            DeviceAccess::CdiDevices(names) => names.clone(),
+            DeviceAccess::EditsAndCdiDevices(_, names) => [own(), names.clone()].concat(),
+        };
+        (device, names)
     };
     prepared.devices.iter().zip(names).map(qualified).collect()
 }

@@ -52,11 +52,13 @@ use parking_lot::MutexGuard;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::adapters::Adapters;
 use crate::driver::DeviceDriver;
 use crate::manager::Manager;
 use nodedock_model::{ExtendedResource, PluginDevice, PodAllocation, PodRequest, Problem, ProblemCode, Uid};
 
 pub use affinity::{closest, parse_nodes};
+pub(crate) use check::paths_exist;
 pub use metrics::DeviceMetrics;
 pub use resources::PluginId;
 pub use view::{
@@ -126,6 +128,10 @@ impl Manager {
         driver: Arc<dyn DeviceDriver>,
     ) -> PluginId {
         tracing::info!(%resource, socket = %source.display(), "device plugin arrived");
+        let adapters = self.adapters.as_ref();
+        if let Some(generation) = adapters.and_then(|adapters| adapters.arrived(&resource, driver.clone())) {
+            return PluginId::new(resource, generation);
+        }
         let id = self.devices().resources.arrive(&resource, source, driver);
         self.report_resources([resource]);
         id
@@ -134,8 +140,14 @@ impl Manager {
     /// Sets a plugin's list. Its faults are dropped, and reported in a condition.
     pub fn plugin_listed(&self, id: &PluginId, devices: &[PluginDevice]) {
         let (devices, faults) = list::screen(devices);
-        let listed = self.devices().resources.list(id, Listed::new(devices));
-        let Some(changed) = listed else { return };
+        let changed = if let Some(adapters) = self.adapting(id.resource()) {
+            adapters.listed(id.resource(), id.generation(), devices);
+            false
+        } else {
+            let listed = self.devices().resources.list(id, Listed::new(devices));
+            let Some(changed) = listed else { return };
+            changed
+        };
         let subject = id.resource().as_str();
         match faults.problem(id.resource()) {
             Some(problem) => self.conditions.set(subject, problem),
@@ -148,12 +160,19 @@ impl Manager {
 
     /// A plugin's stream or registration ended. Has no effect if the registration was replaced.
     pub fn plugin_left(&self, id: &PluginId, why: &Problem) {
-        if !self.devices().resources.leave(id, Instant::now()) {
+        if let Some(adapters) = self.adapting(id.resource()) {
+            adapters.left(id.resource(), id.generation(), why);
+        } else if !self.devices().resources.leave(id, Instant::now()) {
             return;
         }
         tracing::warn!(resource = %id.resource(), code = why.code, problem = %why, "device plugin left");
         self.source_gone.notify_one();
         self.report_resources([id.resource().clone()]);
+    }
+
+    /// The adapters, if one of them has a resource.
+    fn adapting(&self, resource: &ExtendedResource) -> Option<&Adapters> {
+        self.adapters.as_ref().filter(|adapters| adapters.adapts(resource))
     }
 
     pub fn device_metrics(&self) -> &DeviceMetrics {

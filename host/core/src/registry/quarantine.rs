@@ -113,7 +113,7 @@ impl Registry {
         let view = self.view(&source)?;
         let conduct = |state: &State| Some(Arc::clone(&state.conducts.get(&source)?.containment));
         let containment = conduct(&self.0.state.read());
-        if view.kind == DriverKind::Grpc {
+        if view.kind != DriverKind::Wasm {
             return Err(native(&view));
         }
         if !containment.is_some_and(|containment| containment.resume()) {

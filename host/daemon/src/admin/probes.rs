@@ -219,6 +219,7 @@ fn is_under_way(view: &DriverView) -> bool {
     match view.kind {
         DriverKind::Wasm => view.state.is_under_way(),
         DriverKind::Grpc => view.state == DriverState::Seen,
+        DriverKind::Adapter => false,
     }
 }
 

@@ -185,6 +185,7 @@ impl Connected {
             client: self.client.clone(),
             names: self.pools.names.clone(),
             setting: self.config.extended_resources,
+            adapters: parts.manager.adapters().cloned(),
             drivers,
             conditions,
             tasks: parts.tasks.clone(),

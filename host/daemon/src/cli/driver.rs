@@ -31,10 +31,11 @@ use nodedock_core::driver::values::NoJournal;
 use nodedock_core::hardware::Hardware;
 use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::recording::Recordings;
+use nodedock_core::standard_attributes::NumaNodeForm;
 use nodedock_model::grant::{self, Grant};
 use nodedock_model::limit;
 use nodedock_wasm::trust::open::{self, OpenError};
-use nodedock_wasm::{Compiler, DriverFile, Inspection, NumaNodeForm, WasmHost, WasmSettings};
+use nodedock_wasm::{Compiler, DriverFile, Inspection, WasmHost, WasmSettings};
 
 /// Of files that are written; the umask takes from it.
 const FILE_MODE: u32 = 0o666;

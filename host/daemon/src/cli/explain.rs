@@ -60,14 +60,37 @@ async fn driver(mut client: Client, name: &str) -> Result<()> {
 
 async fn resource(mut client: Client, name: &str) -> Result<()> {
     let resources = client.get_capacity(v1::GetCapacityRequest {}).await?.into_inner().resources;
+    let adapters = client.list_adapters(v1::ListAdaptersRequest {}).await?.into_inner().adapters;
+    let adapter: Vec<_> =
+        adapters.iter().filter(|adapter| adapter.resource == name).flat_map(adapter_lines).collect();
     let Some(resource) = resources.iter().find(|resource| resource.name == name) else {
-        return Err(names::unknown("resource", name));
+        if adapter.is_empty() {
+            return Err(names::unknown("resource", name));
+        }
+        return print_text(&join([vec![format!("{name} is not offered")], adapter].concat()));
     };
     let devices = client.list_devices(v1::ListDevicesRequest::default()).await?.into_inner().devices;
     let of_resource = devices.iter().filter(|device| device.extended_resource == resource.name);
     let pools = of_resource.map(|device| format!("{}/{}", device.driver, device.pool)).collect();
     let node = client.get_node(v1::GetNodeRequest {}).await?.into_inner();
-    print_text(&join(resource_lines(resource, &pools, &node.conditions)))
+    let lines = resource_lines(resource, &pools, &node.conditions);
+    print_text(&join([lines, adapter].concat()))
+}
+
+/// What an adapter does with a resource, and the devices that it cannot offer yet.
+fn adapter_lines(adapter: &v1::Adapter) -> Vec<String> {
+    let v1::Adapter { driver, source, enabled, removed, held, reason, .. } = adapter;
+    let state = match (removed, enabled) {
+        (true, _) => "is in no file any more, and acts as a disabled one",
+        (false, true) => "is enabled: the scheduler is to have the devices",
+        (false, false) => "is disabled: the kubelet's device manager is to have the devices",
+    };
+    let mut lines = vec![format!("  adapter: driver {driver} of {source} {state}")];
+    lines.extend((!reason.is_empty()).then(|| format!("  it waits for {reason}")));
+    if !held.is_empty() {
+        lines.push(format!("  pods have from the time before the adapter: {}", held.join(", ")));
+    }
+    lines
 }
 
 /// `pools`: of the resource, as `DRIVER/POOL`.

@@ -44,6 +44,9 @@ enum What {
     /// DeviceClasses for the extended resources of drivers, for `kubectl apply -f -` with -o yaml
     #[value(alias = "deviceclass")]
     Deviceclasses,
+    /// Device plugins that are DRA drivers
+    #[value(alias = "adapter")]
+    Adapters,
     /// The node itself, and its problems
     Node,
 }
@@ -162,6 +165,13 @@ async fn show(client: &mut Client, args: &GetArgs) -> Result<bool> {
             let none = "no extended resources of drivers, so no DeviceClasses";
             print(format, &class_list(&classes), || table(format, &classes, none))?;
             Ok(!classes.is_empty())
+        }
+        What::Adapters => {
+            let answer = client.list_adapters(v1::ListAdaptersRequest {}).await?.into_inner();
+            let named =
+                |adapter: &v1::Adapter| name.is_empty() || adapter.driver == name || adapter.resource == name;
+            let adapters: Vec<_> = answer.adapters.into_iter().filter(named).collect();
+            list(format, &adapters, "no adapters of device plugins")
         }
         What::Node => {
             let node = client.get_node(v1::GetNodeRequest {}).await?.into_inner();

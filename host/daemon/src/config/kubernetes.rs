@@ -8,10 +8,10 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::{binding, overhead, values};
+use nodedock_core::standard_attributes::NumaNodeForm;
 use nodedock_kube::extended_resources::MechanismSetting;
 use nodedock_kube::slices::{BindingRule, Overhead, SliceSettings};
 use nodedock_model::{ObjectName, limit};
-use nodedock_wasm::NumaNodeForm;
 
 /// The section of the config file. It has no UID of the instance, because all pods of a DaemonSet share the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]

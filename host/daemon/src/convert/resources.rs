@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use nodedock_proto::node::v1;
 
 use super::{bounded, count, invalid, label, missing, name, problem, shown};
+use nodedock_core::adapters::AdapterView;
 use nodedock_core::manager::devices::{
     Capacity, DeviceView, HintScope, ResourceHints, ResourceOutcome, ResourceSource, ResourceView,
     TopologyHint,
 };
 use nodedock_core::manager::{PodResource, PodView};
-use nodedock_kube::extended_resources::{Mechanism, Mechanisms};
+use nodedock_kube::extended_resources::{LocalPool, Mechanism, Mechanisms};
 use nodedock_model::{DriverName, ExtendedResource, Problem, Uid, limit};
 
 /// Checks how many devices of each resource a container is limited to.
@@ -103,7 +104,11 @@ pub fn capacity(
 }
 
 /// Sets by which mechanism each resource is offered. One that has no driver and no plugin now is offered by none.
-pub fn set_mechanisms(answer: &mut v1::GetCapacityResponse, mechanisms: &Mechanisms) {
+pub fn set_mechanisms(
+    answer: &mut v1::GetCapacityResponse,
+    mechanisms: &Mechanisms,
+    disabled: &BTreeSet<DriverName>,
+) {
     for resource in answer.resources.iter_mut().filter(|resource| !resource.driver.is_empty()) {
         let of_driver =
             DriverName::new(&resource.driver).ok().zip(ExtendedResource::new(&resource.name).ok());
@@ -121,10 +126,34 @@ pub fn set_mechanisms(answer: &mut v1::GetCapacityResponse, mechanisms: &Mechani
         let decided = mechanisms.decision.as_ref().map(|decision| decision.reason.clone());
         resource.mechanism_reason = match waits {
             Some(waits_for) => format!("it waits for {waits_for}"),
+            None if disabled.contains(&driver) => "an operator disabled its adapter".to_owned(),
             None => {
                 decided.unwrap_or_else(|| "it waits for the versions of API server and kubelet".to_owned())
             }
         };
+    }
+}
+
+/// `mechanisms`: of a Kubernetes node.
+pub fn adapter(view: &AdapterView, mechanisms: Option<&Mechanisms>) -> v1::Adapter {
+    let pool = LocalPool { driver: view.driver.clone(), pool: view.pool.clone() };
+    let status = mechanisms.and_then(|mechanisms| mechanisms.pools.get(&pool));
+    let waits_for = match (view.waits_for.as_str(), status) {
+        ("", Some(status)) => status.waits_for.clone(),
+        (waits_for, _) => waits_for.to_owned(),
+    };
+    v1::Adapter {
+        driver: view.driver.to_string(),
+        resource: view.resource.to_string(),
+        pool: view.pool.to_string(),
+        source: view.source.clone(),
+        enabled: view.enabled,
+        removed: view.is_removed,
+        connected: view.is_connected,
+        devices: count(view.devices),
+        held: view.held.iter().cloned().collect(),
+        mechanism: status.and_then(|status| status.offered).map(|of| of.to_string()).unwrap_or_default(),
+        reason: waits_for,
     }
 }
 

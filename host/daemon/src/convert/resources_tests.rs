@@ -150,7 +150,7 @@ fn a_resource_shows_its_mechanism_and_why_or_what_it_waits_for() {
         let resource =
             v1::Resource { name: resource.to_owned(), driver: driver.to_owned(), ..v1::Resource::default() };
         let mut answer = v1::GetCapacityResponse { resources: vec![resource], removed: Vec::new() };
-        set_mechanisms(&mut answer, &mechanisms);
+        set_mechanisms(&mut answer, &mechanisms, &["off.dev".parse().unwrap()].into());
         let resource = answer.resources.remove(0);
         (resource.mechanism, resource.mechanism_reason)
     };
@@ -162,6 +162,12 @@ fn a_resource_shows_its_mechanism_and_why_or_what_it_waits_for() {
     let held = vec![(key("p"), status(Some(Mechanism::DevicePlugin), "a class"))];
     assert_eq!(shown("b.dev/b", "d.dev", held), text("device-plugin", "it waits for a class"));
     assert_eq!(shown("b.dev/b", "d.dev", Vec::new()).0, "none");
+    let key = LocalPool { driver: "off.dev".parse().unwrap(), ..key("p") };
+    let disabled = vec![(key, status(Some(Mechanism::DevicePlugin), ""))];
+    assert_eq!(
+        shown("b.dev/b", "off.dev", disabled),
+        text("device-plugin", "an operator disabled its adapter")
+    );
     assert_eq!(shown("a.dev/a", "/plugins/a.sock", Vec::new()).0, "device-plugin");
     assert_eq!(shown("c.dev/c", "", Vec::new()), text("", ""), "the checkpoint alone knows it");
 }

@@ -9,12 +9,13 @@ use nodedock_core::driver::values::NoJournal;
 use nodedock_core::driver::{NodeFacts, Published};
 use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::recording::Recordings;
+use nodedock_core::standard_attributes::NumaNodeForm;
 use nodedock_model::grant::Grant;
 use nodedock_model::{DriverName, limit};
 use nodedock_wasm::trust::open;
 use parking_lot::Mutex;
 
-use nodedock_wasm::{Compiler, DriverFile, NumaNodeForm, WasmDriver, WasmHost, WasmSettings, driver_config};
+use nodedock_wasm::{Compiler, DriverFile, WasmDriver, WasmHost, WasmSettings, driver_config};
 
 use crate::app::hardware;
 

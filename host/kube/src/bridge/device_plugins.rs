@@ -23,6 +23,7 @@ mod offers;
 mod plan;
 pub(super) mod registration;
 mod service;
+mod takeover;
 mod unused;
 
 use std::collections::BTreeSet;
@@ -115,6 +116,9 @@ pub(super) fn start(context: &Arc<Context>) {
     };
     // Both may be dropped anywhere: what they would do is done after the next start.
     context.handover.changing.spawn_until_stopped("device-plugins", controller.run());
+    let takeover = takeover::run(context.clone(), sockets.clone());
+    // What is not taken over is read after the next start.
+    context.handover.changing.spawn_until_stopped("adapters-takeover", takeover);
     let unused = UnusedClaims::new(context.clone(), sockets);
     context.handover.changing.spawn_until_stopped("device-plugins-in-use", unused.run());
 }
@@ -206,6 +210,8 @@ impl DevicePluginController {
     fn observed(&self) -> ObservedPools {
         let parts = &self.context.parts;
         let mut observed = ObservedPools::default();
+        let adapted = parts.manager.adapters().map(|adapters| adapters.list());
+        observed.adapted = adapted.into_iter().flatten().map(|view| view.resource).collect();
         // The registry before the device manager, which polls inventories a moment after they change: what that has is the newer.
         for driver in parts.registry.all_serving() {
             let Some(published) = &driver.inventory else { continue };

@@ -110,6 +110,7 @@ impl Node {
         let opened = checkpoint::open(&dir.path().join("checkpoint.db")).unwrap();
         let sys = SysfsTree::new(nodedock_core::sysfs::SysfsRoot::open(&dir.path().join("sys")).unwrap());
         let manager = Manager::new(ManagerParts {
+            adapters: None,
             claims: Arc::new(SharedClaimTable::new(
                 ClaimTable::new(opened.dump.claims, opened.dump.pods).with_released(opened.dump.released),
             )),

@@ -173,6 +173,8 @@ pub(super) struct Switch {
     is_new_node: bool,
     decision: Option<Decision>,
     classes: Classes,
+    /// Pools that the kubelet's device manager is to offer, whatever is decided.
+    disabled: BTreeSet<LocalPool>,
     /// Pools of serving drivers, with their resource. One without a name had one before.
     pools: BTreeMap<LocalPool, Option<ExtendedResource>>,
     withheld: BTreeMap<LocalPool, Withheld>,
@@ -209,6 +211,14 @@ impl Switch {
         self.refresh(now);
     }
 
+    /// Sets the pools that an operator keeps with the kubelet's device manager.
+    pub(super) fn set_disabled(&mut self, disabled: BTreeSet<LocalPool>, now: Instant) {
+        if self.disabled != disabled {
+            self.disabled = disabled;
+            self.refresh(now);
+        }
+    }
+
     pub(super) fn set_classes(&mut self, classes: Classes, now: Instant) {
         if self.classes != classes {
             self.classes = classes;
@@ -220,7 +230,7 @@ impl Switch {
     pub(super) fn needs_classes(&self) -> BTreeMap<ExtendedResource, DriverName> {
         let mut found = BTreeMap::new();
         if self.record.decided == Some(Mechanism::Dra) {
-            for (key, resource) in &self.pools {
+            for (key, resource) in self.pools.iter().filter(|(key, _)| !self.disabled.contains(key)) {
                 let Some(resource) = resource else { continue };
                 found.entry(resource.clone()).or_insert_with(|| key.driver.clone());
             }
@@ -398,6 +408,7 @@ impl Switch {
     fn target(&self, key: &LocalPool) -> Option<Mechanism> {
         match self.pools.get(key) {
             Some(None) => Some(Mechanism::Dra),
+            _ if self.disabled.contains(key) => Some(Mechanism::DevicePlugin),
             Some(Some(_)) | None => match self.record.decided? {
                 Mechanism::Dra if self.lacks_class(key) => self.without_class(key),
                 decided => Some(decided),
@@ -443,7 +454,9 @@ impl Switch {
             let resource = named.or_else(|| record.map(|record| record.resource.clone()))?;
             let offered = record.map(|record| record.mechanism).filter(|_| self.is_offered(&key));
             let waits_for = self.withheld.get(&key).map(|pool| self.waits_for(&key, pool));
-            let is_decided = self.record.decided == Some(Mechanism::Dra) && self.lacks_class(&key);
+            let is_decided = self.record.decided == Some(Mechanism::Dra)
+                && self.lacks_class(&key)
+                && !self.disabled.contains(&key);
             let waits_for = match (offered, waits_for) {
                 (Some(Mechanism::DevicePlugin), _) if is_decided => {
                     format!("a DeviceClass of {resource}, to be offered by {}", Mechanism::Dra)

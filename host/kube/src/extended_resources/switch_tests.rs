@@ -122,6 +122,25 @@ fn a_decision_that_is_taken_back_offers_the_pool_as_before() {
 }
 
 #[test]
+fn a_pool_that_an_operator_disables_goes_to_the_device_plugin_and_back() {
+    let now = Instant::now();
+    let mut switch = new_switch(record(Mechanism::Dra), false, now);
+    assert_eq!(mechanism(&switch), Some(Mechanism::Dra));
+    switch.set_disabled([key()].into(), now);
+    assert_eq!(mechanism(&switch), None, "its slices are still there");
+    assert!(switch.needs_classes().is_empty());
+    let done = at(switch.mechanisms().generation);
+    switch.acknowledge(done, &BTreeSet::new(), now);
+    switch.saw_slices(&BTreeSet::new(), now);
+    let later = now + SLICES_SETTLE;
+    let next = switch.saw_claims(&BTreeMap::new(), later).unwrap();
+    switch.committed(next, later);
+    assert_eq!(mechanism(&switch), Some(Mechanism::DevicePlugin));
+    switch.set_disabled(BTreeSet::new(), later);
+    assert_eq!(mechanism(&switch), None, "the kubelet still has it");
+}
+
+#[test]
 fn a_pool_that_loses_its_name_is_withdrawn_from_the_kubelet_before_it_is_in_slices() {
     let now = Instant::now();
     let mut switch = new_switch(record(Mechanism::DevicePlugin), false, now);
@@ -198,6 +217,8 @@ struct World {
     done: Acknowledged,
     had_slices: bool,
     is_named: bool,
+    /// An operator keeps the pool with the device plugin.
+    is_disabled: bool,
     has_class: bool,
     /// The device plugin's list: whether each device is healthy.
     list: BTreeMap<&'static str, bool>,
@@ -228,6 +249,7 @@ impl World {
             done: Acknowledged::default(),
             had_slices: false,
             is_named: true,
+            is_disabled: false,
             has_class: false,
             list: BTreeMap::new(),
             list_since: now,
@@ -313,6 +335,8 @@ impl World {
 
     /// A round of the task; `is_written`: whether the record can be written.
     fn round(&mut self, is_written: bool) {
+        let disabled = self.is_disabled.then(key).into_iter().collect();
+        self.switch.set_disabled(disabled, self.now);
         let pool = self.is_named.then(resource);
         self.switch.set_pools([(key(), pool)].into(), self.now);
         let had_slices = [key()].into_iter().filter(|_| self.had_slices).collect();
@@ -408,6 +432,7 @@ impl World {
                 self.has_class = flag;
                 self.switch.set_classes(ready(flag), self.now);
             }
+            25 => self.is_disabled = flag,
             _ => self.tick(seconds),
         }
     }
@@ -431,7 +456,7 @@ impl World {
 
     /// Nothing disturbs any more.
     fn settle(&mut self, mechanism: Mechanism) {
-        (self.is_named, self.has_class) = (true, true);
+        (self.is_named, self.has_class, self.is_disabled) = (true, true, false);
         self.switch.decide(decision(mechanism), self.now);
         self.switch.set_classes(ready(true), self.now);
         (self.allocated, self.prepared) = Default::default();

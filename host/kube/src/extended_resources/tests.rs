@@ -117,6 +117,7 @@ impl Daemon {
         crate::slices::start(parts, watch_slices(&client, &names().node));
         let (names, conditions_of, tasks_of) = (names(), conditions.clone(), tasks.clone());
         loaded.start(SwitchParts {
+            adapters: None,
             client,
             names,
             setting,

@@ -22,7 +22,7 @@ use nodedock_base::backoff::Backoff;
 use nodedock_base::clock::now_ms;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
-use nodedock_model::{ClaimRecord, ClaimState, DriverName, Problem, ProblemCode, Uid};
+use nodedock_model::{ClaimRecord, ClaimState, DriverName, PreparedDevice, Problem, ProblemCode, Uid};
 
 /// Claims whose files are repaired together: bounds the time for which each is locked.
 const CDI_CLAIMS_AT_ONCE: usize = 64;
@@ -408,8 +408,12 @@ fn stale_files(record: &ClaimRecord) -> Vec<String> {
 /// The CDI names of a claim's devices: of those in our files, or of those in files that plugins write.
 fn cdi_names(record: &ClaimRecord, ours: bool) -> Vec<String> {
     let devices = record.drivers.keys().flat_map(|driver| cdi::cdi_devices(record, driver));
-    let wanted = devices.filter(|(device, _)| device.access.edits().is_some() == ours);
-    wanted.flat_map(|(_, names)| names).collect()
+    let wanted = |(device, mut names): (&PreparedDevice, Vec<String>)| {
+        // Our own name comes first.
+        let theirs = names.split_off(usize::from(device.access.edits().is_some()));
+        if ours { names } else { theirs }
+    };
+    devices.flat_map(wanted).collect()
 }
 
 /// A file of another program that has a device of the claim as well: a runtime would refuse the device, or use that file.

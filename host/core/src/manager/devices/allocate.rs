@@ -266,6 +266,10 @@ impl Manager {
             return Err(error.problem());
         }
         self.devices().table.restore(record.uid(), after);
+        if let Some(adapters) = self.adapters.as_ref().filter(|adapters| adapters.has_taken()) {
+            let pods: Vec<_> = self.allocations().into_values().collect();
+            adapters.set_allocations(pods.iter().map(Arc::as_ref));
+        }
         Ok(())
     }
 
@@ -345,9 +349,13 @@ impl Manager {
 
     /// The native device plugin of a resource, while it is connected.
     pub fn plugin(&self, resource: &ExtendedResource) -> Option<Arc<dyn DeviceDriver>> {
-        let state = self.devices();
-        let offer = state.resources.source(resource).filter(|offer| offer.is_active())?;
-        offer.plugin.as_ref().map(|(_, driver)| driver.clone())
+        let known = {
+            let state = self.devices();
+            let offer = state.resources.source(resource).filter(|offer| offer.is_active());
+            offer.and_then(|offer| offer.plugin.as_ref().map(|(_, driver)| driver.clone()))
+        };
+        // Pods that had its devices before it was adapted have them by its own IDs.
+        known.or_else(|| self.adapters.as_ref()?.plugin(resource))
     }
 
     /// Calls the plugins of a container's devices. A container without devices is success.

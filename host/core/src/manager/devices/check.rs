@@ -5,7 +5,7 @@ use std::path::Path;
 use nodedock_model::{ContainerAllocation, ExtendedResource, Problem, ProblemCode};
 
 /// Fails if a path of an answer does not exist below `root`. Blocks: a path may be on a file system that hangs.
-pub(super) fn paths_exist(
+pub(crate) fn paths_exist(
     resource: &ExtendedResource,
     allocation: &ContainerAllocation,
     root: &Path,

@@ -26,8 +26,16 @@ pub struct PluginId {
 }
 
 impl PluginId {
+    pub(super) fn new(resource: ExtendedResource, generation: u64) -> Self {
+        Self { resource, generation }
+    }
+
     pub fn resource(&self) -> &ExtendedResource {
         &self.resource
+    }
+
+    pub(super) fn generation(&self) -> u64 {
+        self.generation
     }
 }
 

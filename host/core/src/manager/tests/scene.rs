@@ -148,6 +148,7 @@ impl Home {
         let values = RecordedValues::new(opened.dump.values, boot_id, opened.checkpoint.clone(), sys);
         let cdi = self.0.path().join("cdi");
         let manager = Manager::new(ManagerParts {
+            adapters: None,
             claims: Arc::new(SharedClaimTable::new(claims)),
             allocations: opened.dump.allocations,
             checkpoint: opened.checkpoint,

@@ -23,12 +23,13 @@ use nodedock_core::driver::{Call, ClaimDriver, NodeFacts};
 use nodedock_core::hardware::Hardware;
 use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::recording::{Line, RecordedCall, Recordings};
+use nodedock_core::standard_attributes::NumaNodeForm;
 use nodedock_model::grant::Grant;
 use nodedock_model::{
     AllocatedDevice, ClaimRecord, ClaimState, DeviceName, DriverKind, DriverName, DriverPart, ObjectRef,
     PoolName, PreparedBy, PreparedClaim, Problem, ProblemCode, Uid, limit,
 };
-use nodedock_wasm::{Compiler, DriverFile, NumaNodeForm, WasmDriver, WasmHost, WasmSettings, driver_config};
+use nodedock_wasm::{Compiler, DriverFile, WasmDriver, WasmHost, WasmSettings, driver_config};
 
 /// The node and its boot, as the driver sees them: the same at each run.
 const NODE: &str = "node-1";

@@ -105,6 +105,26 @@ impl Row for v1::Resource {
     const NARROW: usize = 7;
 }
 
+impl Row for v1::Adapter {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("DRIVER", |adapter| adapter.driver.clone()),
+        ("RESOURCE", |adapter| adapter.resource.clone()),
+        ("POOL", |adapter| adapter.pool.clone()),
+        ("STATE", |adapter| match (adapter.removed, adapter.enabled) {
+            (true, _) => "removed".to_owned(),
+            (false, true) => "enabled".to_owned(),
+            (false, false) => "disabled".to_owned(),
+        }),
+        ("PLUGIN", |adapter| if adapter.connected { "connected" } else { "gone" }.to_owned()),
+        ("DEVICES", |adapter| adapter.devices.to_string()),
+        ("HELD", |adapter| adapter.held.len().to_string()),
+        ("OFFERED BY", |adapter| or_dash(&adapter.mechanism)),
+        ("WAITS FOR", |adapter| adapter.reason.clone()),
+        ("SOURCE", |adapter| adapter.source.clone()),
+    ];
+    const NARROW: usize = 9;
+}
+
 impl Row for ClassOfResource {
     const COLUMNS: &'static [Column<Self>] = &[
         ("CLASS", |class| class_name(&class.resource)),

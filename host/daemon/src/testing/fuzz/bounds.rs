@@ -124,7 +124,9 @@ pub(super) fn prepared(claim: &PreparedClaim) {
 fn all_edits(claim: &PreparedClaim) -> impl Iterator<Item = &Edits> {
     let of_devices = claim.devices.iter().map(|device| match &device.access {
         DeviceAccess::Edits(edits) => edits,
-        DeviceAccess::CdiDevices(names) => panic!("a guest names no CDI devices: {names:?}"),
+        DeviceAccess::CdiDevices(names) | DeviceAccess::EditsAndCdiDevices(_, names) => {
+            panic!("a guest names no CDI devices: {names:?}")
+        }
     });
     std::iter::once(&claim.edits).chain(of_devices)
 }

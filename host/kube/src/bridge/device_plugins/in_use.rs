@@ -58,6 +58,26 @@ pub(super) async fn list(context: &Context, deadline: Duration) -> Result<PodDev
 
 /// A kubelet that has just started lists fewer pods than it has: a list without pods, or without the pod of this daemon, is refused.
 async fn complete_list(context: &Context, deadline: Duration) -> Result<PodDevices, String> {
+    let listed = any_list(context, deadline).await?;
+    match missing(context, &listed) {
+        None => Ok(listed),
+        Some(named) => Err(format!("the kubelet does not know of its pods yet: it names {named}")),
+    }
+}
+
+/// Returns what a list names instead of this daemon's pod, or of any pod.
+pub(super) fn missing(context: &Context, listed: &PodDevices) -> Option<&'static str> {
+    let own =
+        context.parts.own_pod.as_ref().map(|(namespace, name)| (namespace.to_string(), name.to_string()));
+    match own {
+        _ if listed.pods.is_empty() => Some("no pod"),
+        Some(own) if !listed.pods.contains(&own) => Some("others, and not that of this daemon"),
+        _ => None,
+    }
+}
+
+/// Lists the devices that pods use, of a kubelet that may not know all its pods yet.
+pub(super) async fn any_list(context: &Context, deadline: Duration) -> Result<PodDevices, String> {
     let channel = connect(&context.directories.pod_resources).await.map_err(|error| chain(&error))?;
     let client = PodResourcesListerClient::new(channel);
     let mut client = client.max_decoding_message_size(limit::POD_RESOURCES_MESSAGE_BYTES_MAX);
@@ -67,15 +87,7 @@ async fn complete_list(context: &Context, deadline: Duration) -> Result<PodDevic
         let message = one_line(status.message(), MESSAGE_BYTES_MAX);
         format!("list the devices of pods: {:?}: {message}", status.code())
     };
-    let listed = convert::pod_devices(client.list(request).await.map_err(failed)?.into_inner());
-    let own =
-        context.parts.own_pod.as_ref().map(|(namespace, name)| (namespace.to_string(), name.to_string()));
-    let named = match own {
-        _ if listed.pods.is_empty() => "no pod",
-        Some(own) if !listed.pods.contains(&own) => "others, and not that of this daemon",
-        _ => return Ok(listed),
-    };
-    Err(format!("the kubelet does not know of its pods yet: it names {named}"))
+    Ok(convert::pod_devices(client.list(request).await.map_err(failed)?.into_inner()))
 }
 
 /// Releases claims whose devices no pod uses any more.

@@ -58,6 +58,8 @@ pub(super) struct ObservedPools {
     pub(super) offers: Offers,
     /// Resources of device plugins that registered with this daemon and have not listed their devices yet.
     pub(super) of_plugins: BTreeSet<ExtendedResource>,
+    /// Resources of device plugins that are drivers: what was offered by the plugin's own IDs is not offered any more.
+    pub(super) adapted: BTreeSet<ExtendedResource>,
     /// Drivers that published their pools, with the resources of these.
     pub(super) published: BTreeMap<DriverName, BTreeSet<ExtendedResource>>,
 }
@@ -69,10 +71,11 @@ pub(super) fn desired(observed: &ObservedPools, remembered: &mut Offers) -> Offe
         observed.published.get(driver).is_some_and(|resources| !resources.contains(resource))
     };
     remembered.retain(|resource, offer| {
-        !observed.offers.contains_key(resource)
-            && offer.source.driver().is_none_or(|driver| {
-                !observed.of_plugins.contains(resource) && !is_withdrawn(resource, driver)
-            })
+        let is_current = match offer.source.driver() {
+            None => !observed.adapted.contains(resource),
+            Some(driver) => !observed.of_plugins.contains(resource) && !is_withdrawn(resource, driver),
+        };
+        !observed.offers.contains_key(resource) && is_current
     });
     let mut offers = observed.offers.clone();
     offers.extend(remembered.iter().map(|(resource, offer)| (resource.clone(), offer.clone())));
@@ -150,6 +153,18 @@ mod tests {
             ObservedPools { offers: [(resource("gpu"), listed)].into(), ..ObservedPools::default() };
         assert_eq!(desired(&observed, &mut remembered), observed.offers);
         assert!(remembered.is_empty());
+    }
+
+    #[test]
+    fn what_a_plugin_had_is_withdrawn_when_it_becomes_a_driver() {
+        let plugin =
+            ResourceOffer { source: OfferSource::Plugin(DeviceOptions::default()), ..offer("a", &["0"]) };
+        let mut remembered = Offers::from([(resource("gpu"), plugin)]);
+        let adapted = ObservedPools { adapted: [resource("gpu")].into(), ..ObservedPools::default() };
+        assert!(desired(&adapted, &mut remembered).is_empty() && remembered.is_empty());
+        // What the driver had is offered until it publishes.
+        let known = Offers::from([(resource("gpu"), offer("a", &["p/0"]))]);
+        assert_eq!(desired(&adapted, &mut known.clone()), known);
     }
 
     #[test]

@@ -1,12 +1,12 @@
-//! The attributes of Kubernetes that every driver's PCI devices get from the host: address, PCIe root and NUMA node, by the device's
+//! The attributes of Kubernetes that PCI devices get from the host, whatever their driver: address, PCIe root and NUMA node, by the device's
 //! identity. What a driver publishes itself stays. Blocking functions, not for async threads.
 //!
 //! Names and values are those of `k8s.io/dynamic-resource-allocation/deviceattribute`, which other drivers use.
 
 use std::collections::BTreeMap;
 
-use nodedock_core::sysfs::SysfsRoot;
-use nodedock_core::sysfs::pci::PciAddress;
+use crate::sysfs::SysfsRoot;
+use crate::sysfs::pci::PciAddress;
 use nodedock_model::{AttributeValue, Device, Inventory, QualifiedName, limit};
 
 const ADDRESS: &str = "resource.kubernetes.io/pciBusID";
@@ -28,7 +28,7 @@ pub enum NumaNodeForm {
 }
 
 /// Adds what is missing: to devices that are one PCI function everything, and to others the attribute of the NUMA nodes that they name.
-pub(super) fn add(sysfs: &SysfsRoot, form: NumaNodeForm, inventory: &mut Inventory) {
+pub fn add(sysfs: &SysfsRoot, form: NumaNodeForm, inventory: &mut Inventory) {
     let mut near = BTreeMap::new();
     for device in inventory.pools.values_mut().flat_map(|pool| pool.devices.values_mut()) {
         if let Some(address) = only_function(device) {

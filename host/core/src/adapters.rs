@@ -1,0 +1,713 @@
+//! Adapters: device plugins that are DRA drivers of this node.
+//!
+//! Owns what operators decided about adapters (`record`), the plugins and their lists, and the drivers made of them. Is given adapters, the
+//! arrivals, lists and ends of plugins, and devices that pods have from the time before the adapter. Emits drivers to the registry,
+//! with a pool under the resource's name: claims, slices, CDI files, and whether the scheduler or the kubelet's device manager offers the
+//! pool are the same as for every other driver. Prepares by calling the plugin (`claims`). Reads below `/sys` what the adapter's rules name.
+//!
+//! # Life of an adapter
+//!
+//! `waiting` (the plugin has not listed, or the kubelet's pods are not known) → `serving`. The driver is in the registry from the start, so its
+//! claims can be unprepared; its inventory comes with the first list. A plugin that is gone leaves unhealthy devices, and after a grace
+//! period none.
+//!
+//! Devices that pods have by the plugin's own IDs, of the node API or of a kubelet, from the time before the adapter, are not in the
+//! inventory until they are free. Those of a kubelet are read once, after the plugin was withdrawn from it; a record has them
+//! over restarts.
+
+mod claims;
+mod record;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep_until};
+
+use self::claims::AdapterDriver;
+use self::record::{AdapterRecord, Record};
+use crate::driver::{DeviceDriver, Driver, DriverIdentity, Published};
+use crate::hardware::Hardware;
+use crate::registry::{DriverState, Registry};
+use crate::standard_attributes::{self, NumaNodeForm};
+use crate::sysfs::SysfsRoot;
+use nodedock_base::conditions::Conditions;
+use nodedock_base::tasks::Tasks;
+use nodedock_model::{
+    Adapter, DeviceHealth, DeviceName, DriverKind, DriverName, ExtendedResource, HealthState, Inventory,
+    PluginDevice, PodAllocation, Pool, PoolName, Problem, ProblemCode, device_name,
+};
+
+/// An adapter, and where it was written: `the config`, or a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdapterEntry {
+    pub adapter: Adapter,
+    pub source: String,
+}
+
+/// What adapters are built of.
+pub struct AdapterParts {
+    /// What operators decided, beside the checkpoint.
+    pub file: PathBuf,
+    pub registry: Registry,
+    pub conditions: Conditions,
+    pub sysfs: SysfsRoot,
+    pub numa_node_form: NumaNodeForm,
+    /// The directory below which the node has the paths that plugins name.
+    pub host_root: PathBuf,
+    pub hardware: Hardware,
+    /// How long devices stay after their plugin has gone.
+    pub grace: Duration,
+    /// Pods of a kubelet may have devices by the plugin's own IDs.
+    pub has_kubelet: bool,
+}
+
+/// Handle to the adapters. Clones share the state.
+#[derive(Clone)]
+pub struct Adapters(Arc<Shared>);
+
+struct Shared {
+    parts: AdapterParts,
+    state: Mutex<State>,
+    /// Writes of the record, one at a time.
+    writing: tokio::sync::Mutex<()>,
+    /// Something may have to be published.
+    dirty: Notify,
+    changes: watch::Sender<u64>,
+}
+
+#[derive(Default)]
+struct State {
+    adapted: BTreeMap<ExtendedResource, Adapted>,
+    generations: u64,
+}
+
+/// An adapter and its plugin.
+struct Adapted {
+    adapter: Adapter,
+    source: String,
+    record: AdapterRecord,
+    /// It is in the record alone: it acts as a disabled one.
+    is_removed: bool,
+    /// The plugin, while it is connected, and the generation of its registration.
+    plugin: Option<(u64, Arc<dyn DeviceDriver>)>,
+    /// The last list, by ID. `None`: there was none since the start.
+    listed: Option<BTreeMap<String, PluginDevice>>,
+    /// Since when the plugin is not connected, and why.
+    left: Option<(Instant, String)>,
+    /// Devices that pods of the node API have by the plugin's IDs.
+    taken: BTreeSet<String>,
+    published: Option<watch::Sender<Arc<Published>>>,
+    /// The name of the driver is another's.
+    refused: Option<String>,
+    is_dirty: bool,
+    /// One call of the plugin at a time, as a kubelet calls it.
+    turn: Arc<tokio::sync::Mutex<()>>,
+}
+
+/// An adapter as operators see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AdapterView {
+    pub resource: ExtendedResource,
+    pub driver: DriverName,
+    pub pool: PoolName,
+    pub source: String,
+    pub enabled: bool,
+    /// It is in no file any more, and stays until its devices are free.
+    pub is_removed: bool,
+    /// The plugin is connected.
+    pub is_connected: bool,
+    pub devices: usize,
+    /// IDs of devices that pods have from the time before the adapter.
+    pub held: BTreeSet<String>,
+    /// What keeps it from offering devices; empty: nothing.
+    pub waits_for: String,
+}
+
+impl Adapters {
+    /// Reads what operators decided, and registers the drivers. `allocations`: what pods of the node API have. `claimed`: drivers that have
+    /// claims.
+    pub fn load(
+        parts: AdapterParts,
+        entries: Vec<AdapterEntry>,
+        allocations: &[PodAllocation],
+        claimed: &BTreeSet<DriverName>,
+    ) -> Self {
+        let record = record::read(&parts.file, &parts.conditions);
+        let state = State { adapted: merged(&parts, entries, record, claimed), generations: 0 };
+        let (writing, dirty, changes) = Default::default();
+        let adapters = Self(Arc::new(Shared { parts, state: Mutex::new(state), writing, dirty, changes }));
+        adapters.write_at_start();
+        adapters.set_allocations(allocations.iter());
+        for resource in adapters.resources() {
+            adapters.register(&resource);
+        }
+        adapters
+    }
+
+    /// What is enabled is not returned: a process after this one knows that slices may have been written.
+    fn write_at_start(&self) {
+        let mut before = self.records();
+        for adapted in self.state().adapted.values_mut().filter(|adapted| adapted.is_enabled()) {
+            adapted.record.is_returned = false;
+        }
+        let records = self.records();
+        before.adapters.retain(|resource, record| records.adapters.get(resource) == Some(record));
+        if before == records && self.0.parts.file.exists() || records.adapters.is_empty() {
+            return;
+        }
+        if let Err(error) = record::write(&self.0.parts.file, &records) {
+            let (file, subject) = (self.0.parts.file.display(), self.0.parts.file.display().to_string());
+            let message = format!("write {file}: {error}");
+            self.0
+                .parts
+                .conditions
+                .set(&subject, Problem::unavailable(ProblemCode::AdapterNotStored, message));
+        }
+    }
+
+    /// Starts the task that publishes devices.
+    pub fn start(&self, tasks: &Tasks) {
+        let adapters = self.clone();
+        // What is not published is published after the next start.
+        tasks.spawn_until_stopped("adapters", async move { adapters.run().await });
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock()
+    }
+
+    fn resources(&self) -> Vec<ExtendedResource> {
+        self.state().adapted.keys().cloned().collect()
+    }
+
+    /// Whether a plugin of a resource is a driver here.
+    pub fn adapts(&self, resource: &ExtendedResource) -> bool {
+        self.state().adapted.contains_key(resource)
+    }
+
+    /// Changes whenever an adapter does.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.0.changes.subscribe()
+    }
+
+    fn changed(&self) {
+        self.0.changes.send_modify(|count| *count += 1);
+        self.0.dirty.notify_one();
+    }
+
+    /// The plugin of a resource, while it is connected.
+    pub fn plugin(&self, resource: &ExtendedResource) -> Option<Arc<dyn DeviceDriver>> {
+        let state = self.state();
+        state.adapted.get(resource)?.plugin.as_ref().map(|(_, plugin)| plugin.clone())
+    }
+
+    /// A plugin registered. It replaces the one before. Returns the number of its registration; `None`: the resource has no adapter.
+    pub fn arrived(&self, resource: &ExtendedResource, plugin: Arc<dyn DeviceDriver>) -> Option<u64> {
+        let mut state = self.state();
+        state.generations += 1;
+        let generation = state.generations;
+        let adapted = state.adapted.get_mut(resource)?;
+        adapted.plugin = Some((generation, plugin));
+        (adapted.left, adapted.is_dirty) = (None, true);
+        drop(state);
+        self.0.parts.conditions.clear(ProblemCode::AdapterWithoutPlugin, resource.as_str());
+        self.changed();
+        Some(generation)
+    }
+
+    /// Sets a plugin's list: devices by their IDs.
+    pub fn listed(
+        &self,
+        resource: &ExtendedResource,
+        generation: u64,
+        devices: BTreeMap<String, PluginDevice>,
+    ) {
+        self.of_plugin(resource, generation, |adapted| adapted.listed = Some(devices));
+    }
+
+    /// A plugin's stream or registration ended.
+    pub fn left(&self, resource: &ExtendedResource, generation: u64, why: &Problem) {
+        self.of_plugin(resource, generation, |adapted| {
+            adapted.plugin = None;
+            adapted.left = Some((Instant::now(), why.message.clone()));
+        });
+    }
+
+    /// Changes what is known by a registration, unless it was replaced.
+    fn of_plugin(&self, resource: &ExtendedResource, generation: u64, change: impl FnOnce(&mut Adapted)) {
+        let mut state = self.state();
+        let Some(adapted) = state.adapted.get_mut(resource) else { return };
+        if adapted.plugin.as_ref().is_none_or(|(known, _)| *known != generation) {
+            return;
+        }
+        change(adapted);
+        adapted.is_dirty = true;
+        drop(state);
+        self.changed();
+    }
+
+    /// Takes what pods of the node API have: entries without a claim have devices by the plugin's IDs.
+    pub fn set_allocations<'a>(&self, allocations: impl Iterator<Item = &'a PodAllocation>) {
+        let mut taken: BTreeMap<&ExtendedResource, BTreeSet<String>> = BTreeMap::new();
+        for entry in allocations.flat_map(|pod| &pod.entries).filter(|entry| entry.claim.is_none()) {
+            taken.entry(&entry.resource).or_default().extend(entry.devices.keys().cloned());
+        }
+        let mut state = self.state();
+        let mut is_changed = false;
+        for (resource, adapted) in &mut state.adapted {
+            let taken = taken.remove(resource).unwrap_or_default();
+            if adapted.taken != taken {
+                (adapted.taken, adapted.is_dirty, is_changed) = (taken, true, true);
+            }
+        }
+        drop(state);
+        if is_changed {
+            self.changed();
+        }
+    }
+
+    /// Whether pods of the node API have devices by a plugin's IDs.
+    pub fn has_taken(&self) -> bool {
+        self.state().adapted.values().any(|adapted| !adapted.taken.is_empty())
+    }
+
+    /// Resources of which pods of a kubelet may have devices by the plugin's IDs.
+    pub fn awaited(&self) -> BTreeSet<ExtendedResource> {
+        let state = self.state();
+        let is_awaited =
+            |adapted: &&Adapted| !adapted.record.is_taken_over || !adapted.record.held.is_empty();
+        state.adapted.values().filter(is_awaited).map(|adapted| adapted.adapter.resource.clone()).collect()
+    }
+
+    /// Takes the devices, by the plugin's IDs, that pods of a kubelet have. Once they are known they become only fewer: a kubelet
+    /// is offered none of them any more.
+    pub async fn set_held(&self, resource: &ExtendedResource, ids: &BTreeSet<String>) -> Result<(), Problem> {
+        self.change_record(resource, |record| {
+            match record.is_taken_over {
+                true => record.held.retain(|id| ids.contains(id)),
+                false => record.held = ids.clone(),
+            }
+            record.is_taken_over = true;
+        })
+        .await
+    }
+
+    /// The kubelet's device manager offers the pools of these drivers, and no slice has them. Of disabled adapters this is durable: one that is
+    /// in no file is forgotten then.
+    pub async fn set_returned(&self, drivers: &BTreeSet<DriverName>) -> Result<(), Problem> {
+        let returned: Vec<_> = {
+            let state = self.state();
+            let is_returned =
+                |adapted: &&Adapted| !adapted.is_enabled() && drivers.contains(&adapted.adapter.driver);
+            state
+                .adapted
+                .values()
+                .filter(is_returned)
+                .map(|adapted| adapted.adapter.resource.clone())
+                .collect()
+        };
+        for resource in returned {
+            self.change_record(&resource, |record| record.is_returned = true).await?;
+        }
+        Ok(())
+    }
+
+    /// Decides by which way a device plugin's devices are offered, by the name of the driver.
+    pub async fn set_enabled(&self, driver: &str, enabled: bool) -> Result<AdapterView, Problem> {
+        let found = |state: &State| {
+            let mut adapted = state.adapted.values();
+            adapted
+                .find(|adapted| adapted.adapter.driver.as_str() == driver)
+                .map(|adapted| (adapted.adapter.resource.clone(), adapted.is_removed))
+        };
+        let unknown = || {
+            let message = format!("there is no adapter of the driver {driver:?}");
+            Problem::not_found(ProblemCode::AdapterUnknown, message)
+        };
+        let (resource, is_removed) = found(&self.state()).ok_or_else(unknown)?;
+        if is_removed && enabled {
+            let message = format!(
+                "the adapter of the driver {driver} is in no file any more: write it again, and restart the daemon"
+            );
+            return Err(Problem::invalid(ProblemCode::AdapterUnknown, message));
+        }
+        self.change_record(&resource, |record| {
+            record.enabled = Some(enabled);
+            record.is_returned &= !enabled;
+        })
+        .await?;
+        tracing::info!(driver, %resource, enabled, "adapter switched by an operator");
+        let view = self.list().into_iter().find(|view| view.resource == resource);
+        view.ok_or_else(unknown)
+    }
+
+    /// Changes a record, which is durable before it counts.
+    async fn change_record(
+        &self,
+        resource: &ExtendedResource,
+        change: impl FnOnce(&mut AdapterRecord),
+    ) -> Result<(), Problem> {
+        let _writing = self.0.writing.lock().await;
+        let mut records = self.records();
+        let Some(record) = records.adapters.get_mut(resource) else { return Ok(()) };
+        let before = record.clone();
+        change(record);
+        let changed = record.clone();
+        if changed == before {
+            return Ok(());
+        }
+        let path = self.0.parts.file.clone();
+        let written = tokio::task::spawn_blocking(move || record::write(&path, &records)).await;
+        written.unwrap_or_else(|error| Err(error.into())).map_err(|error| {
+            let message = format!("write {}: {error}", self.0.parts.file.display());
+            Problem::unavailable(ProblemCode::AdapterNotStored, message)
+        })?;
+        if let Some(adapted) = self.state().adapted.get_mut(resource) {
+            (adapted.record, adapted.is_dirty) = (changed, true);
+        }
+        self.changed();
+        Ok(())
+    }
+
+    fn records(&self) -> Record {
+        let state = self.state();
+        let of =
+            |(resource, adapted): (&ExtendedResource, &Adapted)| (resource.clone(), adapted.record.clone());
+        Record::of(state.adapted.iter().map(of).collect())
+    }
+
+    /// Pools that the kubelet's device manager is to offer, whatever is decided for the node.
+    pub fn disabled(&self) -> BTreeSet<(DriverName, PoolName)> {
+        let state = self.state();
+        let disabled = state.adapted.values().filter(|adapted| !adapted.is_enabled());
+        disabled.map(|adapted| (adapted.adapter.driver.clone(), adapted.adapter.pool.clone())).collect()
+    }
+
+    pub fn list(&self) -> Vec<AdapterView> {
+        self.state().adapted.values().map(|adapted| adapted.view(self.0.parts.has_kubelet)).collect()
+    }
+
+    async fn run(&self) {
+        let mut freed = self.0.parts.registry.freed_changes();
+        loop {
+            freed.mark_unchanged();
+            for resource in self.resources() {
+                self.expire(&resource);
+                self.register(&resource);
+                self.publish(&resource).await;
+            }
+            let next = self.next_expiry();
+            tokio::select! {
+                // Whichever it was, the next round looks at everything.
+                () = self.0.dirty.notified() => {}
+                changed = freed.changed() => if changed.is_err() { return },
+                () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
+            }
+        }
+    }
+
+    fn next_expiry(&self) -> Option<Instant> {
+        let state = self.state();
+        let waiting = state.adapted.values().filter(|adapted| !adapted.has_nothing());
+        waiting.filter_map(|adapted| Some(adapted.left.as_ref()?.0 + self.0.parts.grace)).min()
+    }
+
+    /// Withdraws the devices of a plugin that has been gone for long.
+    fn expire(&self, resource: &ExtendedResource) {
+        let mut state = self.state();
+        let Some(adapted) = state.adapted.get_mut(resource).filter(|adapted| !adapted.has_nothing()) else {
+            return;
+        };
+        let Some((since, why)) = &adapted.left else { return };
+        if Instant::now() < *since + self.0.parts.grace {
+            return;
+        }
+        let message =
+            format!("the driver {} of {} has no devices: {why}", adapted.adapter.driver, adapted.source);
+        (adapted.listed, adapted.is_dirty) = (Some(BTreeMap::new()), true);
+        drop(state);
+        let problem = Problem::unavailable(ProblemCode::AdapterWithoutPlugin, message);
+        self.0.parts.conditions.set(resource.as_str(), problem);
+    }
+
+    /// Makes the adapter the driver of its name, without an inventory. Another driver may have the name.
+    fn register(&self, resource: &ExtendedResource) {
+        let driver = {
+            let state = self.state();
+            let Some(adapted) = state.adapted.get(resource) else { return };
+            if adapted.published.is_some()
+                || (adapted.refused.is_none() && adapted.is_registered(&self.0.parts.registry))
+            {
+                return;
+            }
+            self.driver(adapted, None)
+        };
+        self.serve(resource, driver);
+    }
+
+    fn driver(&self, adapted: &Adapted, inventory: Option<watch::Receiver<Arc<Published>>>) -> Driver {
+        let Adapter { resource, driver, .. } = &adapted.adapter;
+        let identity = DriverIdentity {
+            name: driver.clone(),
+            kind: DriverKind::Adapter,
+            version: String::new(),
+            digest: String::new(),
+            source: source_of(resource),
+            summary: format!("the device plugin of {resource}"),
+        };
+        let claims = AdapterDriver::new(self.clone(), resource.clone(), adapted.turn.clone());
+        Driver { identity: Arc::new(identity), claims: Some(Arc::new(claims)), inventory }
+    }
+
+    fn serve(&self, resource: &ExtendedResource, driver: Driver) {
+        let (registry, conditions) = (&self.0.parts.registry, &self.0.parts.conditions);
+        let (name, source) = (driver.identity.name.clone(), source_of(resource));
+        let summary = driver.identity.summary.clone();
+        let served = registry.serve(&source, driver);
+        let refused = served.err().map(|other| {
+            format!(
+                "the driver name {name} of the adapter of {resource} is taken by {other}, which came first"
+            )
+        });
+        let problem = refused.clone().map(|why| Problem::conflict(ProblemCode::AdapterConflict, why));
+        conditions.update(ProblemCode::AdapterConflict, resource.as_str(), problem);
+        registry.update(DriverKind::Adapter, &source, |view| {
+            let state = if refused.is_none() { DriverState::Serving } else { DriverState::Failed };
+            if view.state != state {
+                view.note(state.as_str(), refused.as_deref().unwrap_or_default(), 0, None);
+            }
+            (view.name, view.state, view.summary) = (Some(name), state, summary);
+            view.reason = refused.clone().unwrap_or_default();
+        });
+        if let Some(adapted) = self.state().adapted.get_mut(resource) {
+            adapted.refused = refused;
+        }
+    }
+
+    /// Publishes the devices of a list, once the devices that pods have from before are known.
+    async fn publish(&self, resource: &ExtendedResource) {
+        let made = {
+            let mut state = self.state();
+            let Some(adapted) = state.adapted.get_mut(resource) else { return };
+            if adapted.refused.is_some() || !adapted.is_ready(self.0.parts.has_kubelet) || !adapted.is_dirty {
+                return;
+            }
+            adapted.is_dirty = false;
+            adapted.material()
+        };
+        let shared = self.0.clone();
+        // Files below `/sys` may take their time.
+        let made = tokio::task::spawn_blocking(move || made.publish(&shared.parts)).await;
+        let Ok(published) = made else { return };
+        let devices = published.inventory.pools.values().map(|pool| pool.devices.len()).sum();
+        let published = Arc::new(published);
+        let (name, driver) = {
+            let mut state = self.state();
+            let Some(adapted) = state.adapted.get_mut(resource) else { return };
+            let is_known = adapted.published.is_some();
+            let sender = adapted.published.get_or_insert_with(|| watch::Sender::new(published.clone()));
+            let receiver = sender.subscribe();
+            sender.send_if_modified(|known| {
+                let differs = *known != published;
+                *known = published;
+                differs
+            });
+            (adapted.adapter.driver.clone(), (!is_known).then(|| self.driver(adapted, Some(receiver))))
+        };
+        if let Some(driver) = driver {
+            self.serve(resource, driver);
+        }
+        self.0
+            .parts
+            .registry
+            .update(DriverKind::Adapter, &source_of(resource), |view| view.devices = devices);
+        self.0.parts.registry.tell_devices(&name);
+    }
+}
+
+impl Adapted {
+    fn new(adapter: Adapter, source: String, record: AdapterRecord, is_removed: bool) -> Self {
+        Self {
+            left: Some((Instant::now(), format!("no device plugin has registered as {}", adapter.resource))),
+            adapter,
+            source,
+            record,
+            is_removed,
+            plugin: None,
+            listed: None,
+            taken: BTreeSet::new(),
+            published: None,
+            refused: None,
+            is_dirty: true,
+            turn: Arc::default(),
+        }
+    }
+
+    fn is_enabled(&self) -> bool {
+        !self.is_removed && self.record.enabled.unwrap_or(self.adapter.enabled)
+    }
+
+    fn is_registered(&self, registry: &Registry) -> bool {
+        registry.kind(&self.adapter.driver) == Some(DriverKind::Adapter)
+    }
+
+    /// Its list was withdrawn.
+    fn has_nothing(&self) -> bool {
+        self.listed.as_ref().is_some_and(BTreeMap::is_empty)
+    }
+
+    fn is_ready(&self, has_kubelet: bool) -> bool {
+        self.listed.is_some() && (!has_kubelet || self.record.is_taken_over)
+    }
+
+    fn held(&self) -> BTreeSet<String> {
+        self.taken.union(&self.record.held).cloned().collect()
+    }
+
+    fn view(&self, has_kubelet: bool) -> AdapterView {
+        let held = self.held();
+        let waits_for = match &self.left {
+            _ if self.refused.is_some() => self.refused.clone().unwrap_or_default(),
+            Some((_, why)) => why.clone(),
+            None if self.listed.is_none() => "the plugin's first list of devices".to_owned(),
+            None if !self.is_ready(has_kubelet) => {
+                "the kubelet's list of the devices that pods have".to_owned()
+            }
+            None => String::new(),
+        };
+        AdapterView {
+            resource: self.adapter.resource.clone(),
+            driver: self.adapter.driver.clone(),
+            pool: self.adapter.pool.clone(),
+            source: self.source.clone(),
+            enabled: self.is_enabled(),
+            is_removed: self.is_removed,
+            is_connected: self.plugin.is_some(),
+            devices: self.listed.as_ref().map_or(0, BTreeMap::len),
+            held,
+            waits_for,
+        }
+    }
+
+    fn material(&self) -> Material {
+        let held = self.held();
+        let listed = self.listed.iter().flatten().filter(|(id, _)| !held.contains(*id));
+        Material {
+            adapter: self.adapter.clone(),
+            listed: listed.map(|(id, device)| (id.clone(), device.clone())).collect(),
+            left: self.left.as_ref().map(|(_, why)| why.clone()),
+        }
+    }
+}
+
+/// What an inventory is made of.
+struct Material {
+    adapter: Adapter,
+    listed: BTreeMap<String, PluginDevice>,
+    left: Option<String>,
+}
+
+impl Material {
+    /// Blocks: it reads below `/sys`.
+    fn publish(self, parts: &AdapterParts) -> Published {
+        let Self { adapter, listed, left } = self;
+        let read = |path: &str| String::from_utf8(parts.sysfs.read(path).ok()?).ok();
+        let pool = Pool {
+            devices: adapter.devices(&listed, read),
+            extended_resource: Some(adapter.resource.clone()),
+            ..Pool::default()
+        };
+        let mut inventory = Inventory { pools: [(adapter.pool.clone(), pool)].into() };
+        standard_attributes::add(&parts.sysfs, parts.numa_node_form, &mut inventory);
+        let health = |device: &PluginDevice| {
+            let health = match (&left, device.healthy) {
+                (Some(why), _) => DeviceHealth { state: HealthState::Unhealthy, message: why.clone() },
+                (None, false) => {
+                    let message = format!("the device plugin of {} lists it as unhealthy", adapter.resource);
+                    DeviceHealth { state: HealthState::Unhealthy, message }
+                }
+                (None, true) => DeviceHealth { state: HealthState::Healthy, message: String::new() },
+            };
+            ((adapter.pool.clone(), device_name(&device.id)), health)
+        };
+        Published { inventory, health: listed.values().map(health).collect() }
+    }
+}
+
+/// The registry's source of an adapter.
+fn source_of(resource: &ExtendedResource) -> String {
+    format!("device plugin {resource}")
+}
+
+/// Adapters by their resources: of two for a resource, or of one driver, the first counts. One that is in the record alone stays while its driver
+/// has claims, or until another kind of offer is known to be carried out.
+fn merged(
+    parts: &AdapterParts,
+    entries: Vec<AdapterEntry>,
+    mut record: Record,
+    claimed: &BTreeSet<DriverName>,
+) -> BTreeMap<ExtendedResource, Adapted> {
+    let mut adapted: BTreeMap<ExtendedResource, Adapted> = BTreeMap::new();
+    for AdapterEntry { mut adapter, source } in entries {
+        let (resource, driver) = (adapter.resource.clone(), adapter.driver.clone());
+        let other = adapted
+            .values()
+            .find(|known| known.adapter.resource == resource || known.adapter.driver == driver);
+        if let Some(other) = other {
+            let message = format!(
+                "{source} has an adapter of {resource} for the driver {driver}, and {} one of {} for {}: the first counts",
+                other.source, other.adapter.resource, other.adapter.driver
+            );
+            parts.conditions.set(&source, Problem::conflict(ProblemCode::AdapterConflict, message));
+            continue;
+        }
+        let known = record.adapters.remove(&resource);
+        let known = match known {
+            Some(known) if (&known.driver, &known.pool) == (&driver, &adapter.pool) => known,
+            Some(known) if claimed.contains(&known.driver) => {
+                let message = format!(
+                    "{source} has the driver {driver} with the pool {} for {resource}, and claims have devices of the driver {} with the pool {}: those stay until these claims are unprepared and the daemon is restarted",
+                    adapter.pool, known.driver, known.pool
+                );
+                parts.conditions.set(&source, Problem::conflict(ProblemCode::AdapterConflict, message));
+                (adapter.driver, adapter.pool) = (known.driver.clone(), known.pool.clone());
+                known
+            }
+            Some(known) => AdapterRecord { driver: driver.clone(), pool: adapter.pool.clone(), ..known },
+            None => AdapterRecord::new(driver.clone(), adapter.pool.clone()),
+        };
+        adapted.insert(resource, Adapted::new(adapter, source, known, false));
+    }
+    for (resource, known) in record.adapters {
+        let is_taken = adapted.values().any(|other| other.adapter.driver == known.driver);
+        let is_returned = known.is_returned || !parts.has_kubelet;
+        if is_taken || (is_returned && !claimed.contains(&known.driver)) {
+            continue;
+        }
+        tracing::warn!(%resource, driver = %known.driver, "an adapter is in no file any more: it acts as a disabled one");
+        let (driver, pool) = (known.driver.clone(), known.pool.clone());
+        let adapter = Adapter {
+            resource: resource.clone(),
+            driver,
+            pool,
+            enabled: false,
+            rules: Vec::new(),
+            paths: None,
+        };
+        adapted.insert(resource, Adapted::new(adapter, "the record of adapters".to_owned(), known, true));
+    }
+    adapted
+}
+
+/// The plugin's ID of a device's name, among those that are listed or held.
+fn id_of(adapted: &Adapted, name: &DeviceName) -> Option<String> {
+    let listed = adapted.listed.iter().flat_map(BTreeMap::keys);
+    listed.chain(&adapted.record.held).find(|id| device_name(id) == *name).cloned()
+}

@@ -1,0 +1,540 @@
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::driver::{Call, Driver};
+use crate::manager::tests::scene::FakePlugin;
+use nodedock_base::changes::Changes;
+use nodedock_model::{
+    AllocatedDevice, AllocationEntry, AllocationMount, AllocationNode, ContainerAllocation, ContainerKind,
+    DeviceAccess, DriverClaim, ObjectRef, PreparedClaim,
+};
+
+const RESOURCE: &str = "example.com/thing";
+const DRIVER: &str = "thing.example.com";
+
+/// A machine with a checkpoint's directory, and `/dev/thing`.
+struct Home(tempfile::TempDir);
+
+/// Adapters as a daemon has them.
+struct Run {
+    adapters: Adapters,
+    registry: Registry,
+    conditions: Conditions,
+    tasks: Tasks,
+}
+
+fn resource() -> ExtendedResource {
+    RESOURCE.parse().unwrap()
+}
+
+fn entry_with(text: &str) -> AdapterEntry {
+    let text = format!("apiVersion: nodedock.dev/v1\nkind: DevicePluginAdapter\n{text}");
+    AdapterEntry { adapter: Adapter::parse(&text).unwrap(), source: "/a.adapter.yaml".to_owned() }
+}
+
+fn entry() -> AdapterEntry {
+    entry_with(&format!("resource: {RESOURCE}\ndriver: {DRIVER}\npool: things\n"))
+}
+
+impl Home {
+    fn new() -> Self {
+        let home = tempfile::tempdir().unwrap();
+        for directory in ["sys", "dev"] {
+            std::fs::create_dir(home.path().join(directory)).unwrap();
+        }
+        std::fs::write(home.path().join("dev/thing"), "").unwrap();
+        Self(home)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn start(&self, entries: Vec<AdapterEntry>, has_kubelet: bool) -> Run {
+        self.start_with(entries, has_kubelet, &[], &[])
+    }
+
+    fn start_with(
+        &self,
+        entries: Vec<AdapterEntry>,
+        has_kubelet: bool,
+        allocations: &[PodAllocation],
+        claimed: &[&str],
+    ) -> Run {
+        let conditions = Conditions::new(Changes::default());
+        let registry = Registry::new(Changes::default(), conditions.clone(), None);
+        let parts = AdapterParts {
+            file: self.path().join("adapters.json"),
+            registry: registry.clone(),
+            conditions: conditions.clone(),
+            sysfs: SysfsRoot::open(&self.path().join("sys")).unwrap(),
+            numa_node_form: NumaNodeForm::default(),
+            host_root: self.path().to_owned(),
+            hardware: Hardware::in_directory(self.path()),
+            grace: Duration::from_secs(300),
+            has_kubelet,
+        };
+        let claimed = claimed.iter().map(|name| name.parse().unwrap()).collect();
+        let adapters = Adapters::load(parts, entries, allocations, &claimed);
+        let tasks = Tasks::new();
+        adapters.start(&tasks);
+        Run { adapters, registry, conditions, tasks }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.tasks.stop();
+    }
+}
+
+fn list(ids: &[(&str, bool)]) -> BTreeMap<String, PluginDevice> {
+    let device = |(id, healthy): &(&str, bool)| {
+        ((*id).to_owned(), PluginDevice { id: (*id).to_owned(), healthy: *healthy, numa_nodes: vec![1] })
+    };
+    ids.iter().map(device).collect()
+}
+
+impl Run {
+    /// A plugin that registered and listed.
+    fn plug(&self, plugin: &Arc<FakePlugin>, ids: &[(&str, bool)]) -> u64 {
+        let generation = self.adapters.arrived(&resource(), plugin.clone()).unwrap();
+        self.adapters.listed(&resource(), generation, list(ids));
+        generation
+    }
+
+    fn driver(&self) -> Driver {
+        self.registry.serving(&DRIVER.parse().unwrap()).unwrap()
+    }
+
+    /// Names of the devices that are published, each with its health; `None`: nothing is.
+    fn published(&self) -> Option<Vec<(String, HealthState)>> {
+        let published = self.driver().inventory?.borrow().clone();
+        let (name, pool) = published.inventory.pools.first_key_value()?;
+        assert_eq!((name.as_str(), pool.extended_resource.as_ref()), ("things", Some(&resource())));
+        let health = |device: &DeviceName| published.health[&(name.clone(), device.clone())].state;
+        Some(pool.devices.keys().map(|device| (device.to_string(), health(device))).collect())
+    }
+
+    async fn until_published(&self, wanted: &[(&str, HealthState)]) {
+        let wanted: Vec<_> = wanted.iter().map(|(name, health)| ((*name).to_owned(), *health)).collect();
+        let what = tokio::time::timeout(Duration::from_secs(5), async {
+            while self.published().as_ref() != Some(&wanted) {
+                tokio::task::yield_now().await;
+            }
+        });
+        assert!(what.await.is_ok(), "{:?}, not {wanted:?}", self.published());
+    }
+
+    async fn prepare(&self, claim: DriverClaim) -> Result<PreparedClaim, Problem> {
+        let call = Call { request_id: "r".into(), deadline: Duration::from_secs(2) };
+        let driver = self.driver().claims.unwrap();
+        let mut outcomes = driver.prepare(&call, std::slice::from_ref(&claim)).await;
+        outcomes.remove(&claim.id.uid).unwrap()
+    }
+
+    fn codes(&self) -> Vec<String> {
+        self.conditions.list().into_iter().map(|condition| condition.problem.code).collect()
+    }
+}
+
+/// A claim with devices by request.
+fn claim(devices: &[(&str, &str)]) -> DriverClaim {
+    let device = |(request, device): &(&str, &str)| AllocatedDevice {
+        request: (*request).to_owned(),
+        driver: DRIVER.parse().unwrap(),
+        pool: "things".parse().unwrap(),
+        device: device.parse().unwrap(),
+        share_id: None,
+        consumed: BTreeMap::new(),
+        admin_access: false,
+        binding: Default::default(),
+    };
+    DriverClaim {
+        id: ObjectRef::new("default", "c", "uid-c").unwrap(),
+        devices: devices.iter().map(device).collect(),
+        configs: Vec::new(),
+        annotations: BTreeMap::new(),
+        reserved_for: Vec::new(),
+        progress: Vec::new(),
+    }
+}
+
+/// What a pod of the node API has by the plugin's IDs.
+fn allocation(ids: &[&str]) -> PodAllocation {
+    let entry = AllocationEntry {
+        container: "main".to_owned(),
+        kind: ContainerKind::App,
+        resource: resource(),
+        devices: ids.iter().map(|id| ((*id).to_owned(), Vec::new())).collect(),
+        claim: None,
+        response: Some(ContainerAllocation::default()),
+        pre_start: false,
+        unknown: BTreeMap::new(),
+    };
+    let pod = ObjectRef::new("default", "old", "uid-old").unwrap();
+    PodAllocation { pod, entries: vec![entry], since_ms: 0, unknown: BTreeMap::new() }
+}
+
+const HEALTHY: HealthState = HealthState::Healthy;
+const UNHEALTHY: HealthState = HealthState::Unhealthy;
+
+#[tokio::test]
+async fn a_plugins_list_is_the_drivers_inventory_with_its_health() {
+    let home = Home::new();
+    let run = home.start(vec![entry()], false);
+    assert!(run.driver().inventory.is_none(), "claims can be unprepared before the plugin is there");
+    let plugin = FakePlugin::new();
+    let first = run.plug(&plugin, &[("a", true), ("GPU:1", false)]);
+    run.until_published(&[("a", HEALTHY), ("x--47--50--55--3a1", UNHEALTHY)]).await;
+    run.adapters.listed(&resource(), first, list(&[("a", true)]));
+    run.until_published(&[("a", HEALTHY)]).await;
+    // Of a registration that was replaced nothing counts.
+    run.plug(&plugin, &[("b", true)]);
+    run.adapters.left(&resource(), first, &Problem::unavailable("gone", "the first one is gone"));
+    run.until_published(&[("b", HEALTHY)]).await;
+    let view = run.adapters.list().remove(0);
+    assert_eq!((view.devices, view.is_connected, view.waits_for.as_str()), (1, true, ""));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plugin_that_is_gone_leaves_unhealthy_devices_and_then_none() {
+    let home = Home::new();
+    let run = home.start(vec![entry()], false);
+    let registration = run.plug(&FakePlugin::new(), &[("a", true)]);
+    run.until_published(&[("a", HEALTHY)]).await;
+    run.adapters.left(&resource(), registration, &Problem::unavailable("gone", "its stream ended"));
+    run.until_published(&[("a", UNHEALTHY)]).await;
+    assert!(run.adapters.plugin(&resource()).is_none());
+    tokio::time::sleep(Duration::from_secs(301)).await;
+    run.until_published(&[]).await;
+    assert_eq!(run.codes(), ["adapter-without-plugin"]);
+    run.plug(&FakePlugin::new(), &[("a", true)]);
+    run.until_published(&[("a", HEALTHY)]).await;
+    assert!(run.codes().is_empty());
+}
+
+#[tokio::test]
+async fn a_prepare_is_an_allocate_for_each_request_and_its_answer_the_claims_edits() {
+    let home = Home::new();
+    let run = home.start(vec![entry()], false);
+    let plugin = FakePlugin::wanting_pre_start();
+    run.plug(&plugin, &[("a", true), ("B", true), ("c", true)]);
+    run.until_published(&[("a", HEALTHY), ("c", HEALTHY), ("x--42", HEALTHY)]).await;
+    plugin.answer(ContainerAllocation {
+        env: [("THING".to_owned(), "1".to_owned())].into(),
+        mounts: vec![AllocationMount {
+            host_path: "/dev".to_owned(),
+            container_path: "/things".to_owned(),
+            read_only: true,
+        }],
+        device_nodes: vec![AllocationNode {
+            host_path: "/dev/thing".to_owned(),
+            container_path: "/dev/thing0".to_owned(),
+            permissions: "rw".to_owned(),
+        }],
+        annotations: [("example.com/a".to_owned(), "b".to_owned())].into(),
+        cdi_devices: vec!["vendor.com/class=a".to_owned()],
+    });
+    let prepared = run.prepare(claim(&[("one", "a"), ("two/large", "c"), ("one", "x--42")])).await.unwrap();
+    let calls = plugin.calls();
+    assert_eq!(calls.allocate, [vec!["a", "B"], vec!["c"]]);
+    assert_eq!(calls.pre_start, calls.allocate);
+    let devices: Vec<_> = prepared
+        .devices
+        .iter()
+        .map(|device| (device.requests.join(","), device.device.to_string()))
+        .collect();
+    let expected = [("one", "a"), ("one", "x--42"), ("two", "c")];
+    assert_eq!(devices, expected.map(|(request, device)| (request.to_owned(), device.to_owned())));
+    // The containers of a request get its devices together: the first one has the answer.
+    let DeviceAccess::EditsAndCdiDevices(edits, names) = &prepared.devices[0].access else {
+        panic!("{prepared:?}")
+    };
+    assert_eq!(names, &["vendor.com/class=a"]);
+    assert_eq!(edits.mounts[0].options, ["rbind", "rprivate", "ro"]);
+    assert_eq!(
+        (edits.device_nodes[0].path.as_str(), edits.device_nodes[0].node_path()),
+        ("/dev/thing0", "/dev/thing")
+    );
+    assert_eq!(prepared.devices[1].access, DeviceAccess::Edits(Default::default()));
+    assert_eq!(prepared.annotations.len(), 1);
+    let status = prepared.devices[0].status.as_ref().unwrap();
+    assert!(status.conditions[0].message.contains("example.com/a"), "{status:?}");
+
+    plugin.answer(ContainerAllocation { cdi_devices: vec!["v.com/c=a".to_owned()], ..Default::default() });
+    let prepared = run.prepare(claim(&[("one", "a")])).await.unwrap();
+    assert_eq!(prepared.devices[0].access, DeviceAccess::CdiDevices(vec!["v.com/c=a".to_owned()]));
+    let driver = run.driver().claims.unwrap();
+    let call = Call { request_id: "r".into(), deadline: Duration::from_secs(1) };
+    assert!(driver.unprepare(&call, &[]).await.is_empty() && !driver.is_pure());
+}
+
+#[tokio::test]
+async fn what_a_plugin_or_a_claim_does_wrong_is_refused_with_both_names() {
+    let home = Home::new();
+    let text = format!("resource: {RESOURCE}\ndriver: {DRIVER}\npool: things\npaths: [/dev/thing]\n");
+    let run = home.start(vec![entry_with(&text)], false);
+    let refusal = async |claim: DriverClaim| {
+        let problem = run.prepare(claim).await.unwrap_err();
+        (problem.code.clone(), problem.message)
+    };
+    let (code, message) = refusal(claim(&[("r", "a")])).await;
+    assert_eq!(code, "device-unknown", "{message}");
+    assert!(message.contains(DRIVER) && message.contains(RESOURCE), "{message}");
+
+    let plugin = FakePlugin::new();
+    let registration = run.plug(&plugin, &[("a", true)]);
+    let mut admin = claim(&[("r", "a")]);
+    admin.devices[0].admin_access = true;
+    assert_eq!(refusal(admin).await.0, "adapter-parameters");
+    let mut elsewhere = claim(&[("r", "a")]);
+    elsewhere.devices[0].pool = "others".parse().unwrap();
+    assert_eq!(refusal(elsewhere).await.0, "device-unknown");
+    plugin.refuse(Problem::invalid("not-valid", "no container response"));
+    assert_eq!(refusal(claim(&[("r", "a")])).await.0, "not-valid");
+    let node = |path: &str| AllocationNode {
+        host_path: path.to_owned(),
+        container_path: path.to_owned(),
+        permissions: "rw".to_owned(),
+    };
+    for (path, code) in [("/dev/other", "allocation-path-missing"), ("/dev", "allocation-path-denied")] {
+        plugin.answer(ContainerAllocation { device_nodes: vec![node(path)], ..Default::default() });
+        let (found, message) = refusal(claim(&[("r", "a")])).await;
+        assert_eq!(found, code, "{message}");
+        assert!(message.contains(path) && message.contains(RESOURCE), "{message}");
+    }
+    plugin.answer(ContainerAllocation { device_nodes: vec![node("/dev/thing")], ..Default::default() });
+    run.prepare(claim(&[("r", "a")])).await.unwrap();
+    run.adapters.left(&resource(), registration, &Problem::unavailable("gone", "gone"));
+    assert_eq!(refusal(claim(&[("r", "a")])).await.0, "plugin-gone");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_plugin_that_never_answers_ends_at_the_deadline_and_calls_come_one_at_a_time() {
+    let home = Home::new();
+    let run = home.start(vec![entry()], false);
+    let plugin = FakePlugin::new();
+    run.plug(&plugin, &[("a", true), ("b", true)]);
+    plugin.shut(true);
+    let (one, other) = tokio::join!(run.prepare(claim(&[("r", "a")])), run.prepare(claim(&[("r", "b")])));
+    assert_eq!([one.unwrap_err().code, other.unwrap_err().code], ["driver-deadline", "driver-deadline"]);
+    assert_eq!(plugin.calls().allocate.len(), 1, "the other one waited for its turn");
+    plugin.shut(false);
+    run.prepare(claim(&[("r", "b")])).await.unwrap();
+}
+
+#[tokio::test]
+async fn devices_that_pods_have_by_the_plugins_ids_are_offered_when_they_are_free() {
+    let home = Home::new();
+    let before = [allocation(&["a", "gone"])];
+    let run = home.start_with(vec![entry()], false, &before, &[]);
+    run.plug(&FakePlugin::new(), &[("a", true), ("b", true)]);
+    run.until_published(&[("b", HEALTHY)]).await;
+    assert_eq!(run.prepare(claim(&[("r", "a")])).await.unwrap_err().code, "device-held");
+    assert!(run.adapters.has_taken());
+    // Entries with a claim are the adapter's own.
+    let mut pooled = allocation(&["things/a"]);
+    let claim = ObjectRef::new("default", "c", "uid-c").unwrap();
+    pooled.entries[0].claim =
+        Some(nodedock_model::PooledClaim { driver: DRIVER.parse().unwrap(), id: claim });
+    run.adapters.set_allocations([&pooled].into_iter());
+    run.until_published(&[("a", HEALTHY), ("b", HEALTHY)]).await;
+    assert!(!run.adapters.has_taken());
+}
+
+#[tokio::test]
+async fn what_a_kubelets_pods_have_is_taken_over_once_and_over_restarts() {
+    let home = Home::new();
+    let plugin = FakePlugin::new();
+    let ids = |ids: &[&str]| ids.iter().map(|id| (*id).to_owned()).collect::<BTreeSet<_>>();
+    {
+        let run = home.start(vec![entry()], true);
+        run.plug(&plugin, &[("a", true), ("b", true)]);
+        assert_eq!(run.adapters.awaited(), [resource()].into());
+        assert!(run.adapters.list()[0].waits_for.contains("the kubelet's list"));
+        run.adapters.set_held(&resource(), &ids(&["a"])).await.unwrap();
+        run.until_published(&[("b", HEALTHY)]).await;
+    }
+    let run = home.start(vec![entry()], true);
+    run.plug(&plugin, &[("a", true), ("b", true)]);
+    run.until_published(&[("b", HEALTHY)]).await;
+    // What the kubelet lists later under the name is not of that time.
+    run.adapters.set_held(&resource(), &ids(&["a", "b"])).await.unwrap();
+    run.until_published(&[("b", HEALTHY)]).await;
+    run.adapters.set_held(&resource(), &ids(&[])).await.unwrap();
+    run.until_published(&[("a", HEALTHY), ("b", HEALTHY)]).await;
+    assert!(run.adapters.awaited().is_empty());
+}
+
+#[tokio::test]
+async fn what_an_operator_decides_is_durable_and_an_adapter_without_a_file_stays_until_it_is_returned() {
+    let home = Home::new();
+    let disabled: BTreeSet<_> = [(DRIVER.parse().unwrap(), "things".parse().unwrap())].into();
+    {
+        let run = home.start(vec![entry()], true);
+        assert!(run.adapters.disabled().is_empty());
+        let problem = run.adapters.set_enabled("other.example.com", false).await.unwrap_err();
+        assert!(problem.code == "adapter-unknown" && problem.message.contains("other.example.com"));
+        assert!(!run.adapters.set_enabled(DRIVER, false).await.unwrap().enabled);
+        assert_eq!(run.adapters.disabled(), disabled);
+    }
+    assert_eq!(home.start(vec![entry()], true).adapters.disabled(), disabled);
+    let run = home.start(vec![entry()], true);
+    run.adapters.set_enabled(DRIVER, true).await.unwrap();
+    // Without its file it acts as a disabled one, until the device manager has its pool.
+    let run = home.start(Vec::new(), true);
+    let view = run.adapters.list().remove(0);
+    assert!(view.is_removed && !view.enabled && run.adapters.disabled() == disabled);
+    let problem = run.adapters.set_enabled(DRIVER, true).await.unwrap_err();
+    assert!(problem.message.contains("in no file any more"), "{problem}");
+    run.adapters.set_returned(&[DRIVER.parse().unwrap()].into()).await.unwrap();
+    assert!(home.start_with(Vec::new(), true, &[], &[DRIVER]).adapters.adapts(&resource()), "it has claims");
+    assert!(!home.start(Vec::new(), true).adapters.adapts(&resource()));
+}
+
+#[tokio::test]
+async fn two_adapters_of_one_resource_or_driver_and_a_taken_name_are_conditions_that_name_both() {
+    let home = Home::new();
+    let other = |text: &str| AdapterEntry { source: "/b.adapter.yaml".to_owned(), ..entry_with(text) };
+    for text in [
+        format!("resource: {RESOURCE}\ndriver: other.example.com\n"),
+        format!("resource: example.com/other\ndriver: {DRIVER}\n"),
+    ] {
+        let run = home.start(vec![entry(), other(&text)], false);
+        assert_eq!((run.adapters.list().len(), run.codes()), (1, vec!["adapter-conflict".to_owned()]));
+        let message = run.conditions.list().remove(0).problem.message;
+        assert!(message.contains("/a.adapter.yaml") && message.contains("/b.adapter.yaml"), "{message}");
+    }
+    let run = home.start(vec![entry()], false);
+    let native = Driver { inventory: None, ..run.driver() };
+    assert!(run.registry.serve("/plugins/thing.sock", native).unwrap_err().contains(RESOURCE));
+
+    // The name is another driver's, until that is gone.
+    let conditions = Conditions::new(Changes::default());
+    let first = run.driver();
+    run.registry.retire(&source_of(&resource()));
+    run.registry.serve("/plugins/thing.sock", Driver { inventory: None, ..first }).unwrap();
+    drop(conditions);
+    run.adapters.state().adapted.get_mut(&resource()).unwrap().refused = Some("again".to_owned());
+    run.plug(&FakePlugin::new(), &[("a", true)]);
+    let refused = async {
+        while run.codes() != ["adapter-conflict"] {
+            tokio::task::yield_now().await
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), refused).await.unwrap();
+    assert!(run.adapters.list()[0].waits_for.contains("/plugins/thing.sock"));
+    run.registry.retire("/plugins/thing.sock");
+    let served = async {
+        while !run.codes().is_empty() {
+            tokio::task::yield_now().await
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), served).await.unwrap();
+    run.until_published(&[("a", HEALTHY)]).await;
+}
+
+#[tokio::test]
+async fn another_driver_for_a_resource_waits_for_the_claims_of_the_one_before() {
+    let home = Home::new();
+    drop(home.start(vec![entry()], false));
+    let renamed = || vec![entry_with(&format!("resource: {RESOURCE}\ndriver: new.example.com\n"))];
+    let run = home.start_with(renamed(), false, &[], &[DRIVER]);
+    assert_eq!(run.adapters.list()[0].driver.as_str(), DRIVER);
+    let message = run.conditions.list().remove(0).problem.message;
+    assert!(message.contains("new.example.com") && message.contains(DRIVER), "{message}");
+    let run = home.start(renamed(), false);
+    assert_eq!(run.adapters.list()[0].driver.as_str(), "new.example.com");
+    assert!(run.codes().is_empty());
+}
+
+#[tokio::test]
+async fn a_record_that_cannot_be_read_is_a_condition_and_the_files_count() {
+    let home = Home::new();
+    for text in ["{", "{\"version\": 2}", "{\"version\": 1, \"adapters\": {\"cpu\": {}}}"] {
+        std::fs::write(home.path().join("adapters.json"), text).unwrap();
+        let run = home.start(vec![entry()], true);
+        assert_eq!(run.codes(), ["adapter-not-stored"], "{text}");
+        assert!(run.adapters.list()[0].enabled);
+    }
+}
+
+/// A step of the time before and after the adapter.
+#[derive(Debug, Clone, Copy)]
+enum Step {
+    /// A pod of the kubelet ends, which has a device by the plugin's ID.
+    End(usize),
+    /// The kubelet's list is read.
+    Look,
+    List(usize, bool),
+    Restart,
+    Switch(bool),
+    Leave,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        (0..4usize).prop_map(Step::End),
+        Just(Step::Look),
+        (0..16usize, any::<bool>()).prop_map(|(listed, healthy)| Step::List(listed, healthy)),
+        Just(Step::Restart),
+        any::<bool>().prop_map(Step::Switch),
+        Just(Step::Leave),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    /// No device that a pod has by the plugin's ID is ever published, and each is in the end.
+    #[test]
+    fn a_device_is_not_published_while_a_pod_of_the_time_before_has_it(
+        had in 0..16usize,
+        steps in prop::collection::vec(step(), 1..50),
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            const IDS: [&str; 4] = ["a", "b", "c", "d"];
+            let of = |bits: usize| IDS.iter().enumerate().filter(move |(n, _)| bits >> n & 1 == 1).map(|(_, id)| *id);
+            let home = Home::new();
+            let mut held: BTreeSet<String> = of(had).map(str::to_owned).collect();
+            let mut run = home.start(vec![entry()], true);
+            let plugin = FakePlugin::new();
+            let mut registration = run.adapters.arrived(&resource(), plugin.clone()).unwrap();
+            let mut enabled = true;
+            for step in steps {
+                match step {
+                    Step::End(n) => drop(held.remove(IDS[n])),
+                    Step::Look => run.adapters.set_held(&resource(), &held).await.unwrap(),
+                    Step::List(bits, healthy) => {
+                        let devices: Vec<_> = of(bits).map(|id| (id, healthy)).collect();
+                        run.adapters.listed(&resource(), registration, list(&devices));
+                    }
+                    Step::Restart => {
+                        run = home.start(vec![entry()], true);
+                        registration = run.adapters.arrived(&resource(), plugin.clone()).unwrap();
+                    }
+                    Step::Switch(to) => {
+                        run.adapters.set_enabled(DRIVER, to).await.unwrap();
+                        enabled = to;
+                    }
+                    Step::Leave => {
+                        run.adapters.left(&resource(), registration, &Problem::unavailable("gone", "gone"));
+                        registration = run.adapters.arrived(&resource(), plugin.clone()).unwrap();
+                    }
+                }
+                tokio::task::yield_now().await;
+                for (name, _) in run.published().unwrap_or_default() {
+                    assert!(!held.contains(&name), "{name} of a pod is published after {step:?}");
+                }
+                assert_eq!(run.adapters.disabled().is_empty(), enabled);
+            }
+            run.adapters.set_held(&resource(), &BTreeSet::new()).await.unwrap();
+            run.adapters.set_held(&resource(), &BTreeSet::new()).await.unwrap();
+            run.adapters.listed(&resource(), registration, list(&IDS.map(|id| (id, true))));
+            run.until_published(&IDS.map(|id| (id, HEALTHY))).await;
+        });
+    }
+}

@@ -1,0 +1,131 @@
+//! Adapters of device plugins: the section `devicePluginAdapters`, and the files `NAME.adapter.yaml` beside the plugins' sockets.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use serde::de::Error;
+use serde::{Deserialize, Deserializer};
+
+use nodedock_base::conditions::Conditions;
+use nodedock_core::adapters::AdapterEntry;
+use nodedock_model::{Adapter, AdapterError, Problem, ProblemCode, limit};
+
+const SUFFIX: &str = ".adapter.yaml";
+
+/// Reads the entries: a bounded number with different resources and drivers.
+pub(super) fn entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Adapter>, D::Error> {
+    let entries = Option::<Vec<Adapter>>::deserialize(deserializer)?.unwrap_or_default();
+    let max = limit::PLUGIN_RESOURCES_MAX;
+    if entries.len() > max {
+        let message =
+            format!("devicePluginAdapters has {} entries, at most {max} are allowed", entries.len());
+        return Err(D::Error::custom(message));
+    }
+    let (mut resources, mut drivers) = (BTreeSet::new(), BTreeSet::new());
+    for Adapter { resource, driver, .. } in &entries {
+        let twice = match (resources.insert(resource), drivers.insert(driver)) {
+            (false, _) => resource.as_str(),
+            (true, false) => driver.as_str(),
+            (true, true) => continue,
+        };
+        return Err(D::Error::custom(format!("devicePluginAdapters has two entries of {twice}")));
+    }
+    Ok(entries)
+}
+
+/// Returns the adapters of the config, and then those of the files in some directories, by name. A file that is not valid is a condition.
+pub(crate) fn read(config: &[Adapter], directories: &[&Path], conditions: &Conditions) -> Vec<AdapterEntry> {
+    let entry =
+        |adapter: &Adapter| AdapterEntry { adapter: adapter.clone(), source: "the config".to_owned() };
+    let mut found: Vec<_> = config.iter().map(entry).collect();
+    for path in directories.iter().flat_map(|directory| files(directory)) {
+        let source = path.display().to_string();
+        match file(&path) {
+            Ok(adapter) => found.push(AdapterEntry { adapter, source }),
+            Err(why) => {
+                let message = format!("the adapter {source} is not valid and does not count: {why}");
+                conditions.set(&source, Problem::invalid(ProblemCode::AdapterInvalid, message));
+            }
+        }
+    }
+    found
+}
+
+fn files(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let paths = entries.map(|entry| entry.path());
+    let is_adapter = |path: &PathBuf| {
+        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.ends_with(SUFFIX))
+    };
+    let mut files: Vec<_> = paths.filter(is_adapter).collect();
+    files.sort();
+    files.truncate(limit::PLUGIN_RESOURCES_MAX);
+    files
+}
+
+fn file(path: &Path) -> Result<Adapter, String> {
+    let meta = std::fs::metadata(path).map_err(|error| error.to_string())?;
+    if !meta.is_file() {
+        return Err("it is no regular file".to_owned());
+    }
+    if meta.len() > limit::SIDE_FILE_BYTES_MAX {
+        return Err(AdapterError::TooLarge(usize::try_from(meta.len()).unwrap_or(usize::MAX)).to_string());
+    }
+    let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+    Adapter::parse(&text).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ConfigFile;
+    use nodedock_base::changes::Changes;
+    use nodedock_base::error::chain;
+
+    fn parse(entries: &str) -> Result<ConfigFile, String> {
+        let text = format!("devicePluginAdapters: {entries}\n");
+        ConfigFile::parse(&text, Path::new("config.yaml")).map_err(|error| chain(&error))
+    }
+
+    #[test]
+    fn entries_are_of_different_resources_and_drivers() {
+        let one = "{ resource: example.com/a, driver: a.example.com }";
+        assert_eq!(parse(&format!("[{one}]")).unwrap().device_plugin_adapters.len(), 1);
+        for (other, twice) in [
+            ("{ resource: example.com/a, driver: b.example.com }", "example.com/a"),
+            ("{ resource: example.com/b, driver: a.example.com }", "a.example.com"),
+        ] {
+            let error = parse(&format!("[{one}, {other}]")).unwrap_err();
+            assert!(error.contains(&format!("two entries of {twice}")), "{error}");
+        }
+        let error = parse("[{ resource: example.com/a }]").unwrap_err();
+        assert!(error.contains("driver"), "{error}");
+        let error =
+            parse("[{ resource: example.com/a, driver: a.b, devices: [{ match: '(' , identity: a }] }]");
+        assert!(error.unwrap_err().contains("match is no regular expression"));
+    }
+
+    #[test]
+    fn files_beside_sockets_are_read_by_name_and_bad_ones_are_conditions() {
+        let directory = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
+        let valid = "apiVersion: nodedock.dev/v1\nkind: DevicePluginAdapter\nresource: example.com/b\ndriver: b.example.com\n";
+        write("b.adapter.yaml", valid);
+        write("a.adapter.yaml", &valid.replace("DevicePluginAdapter", "DriverGrant"));
+        write("c.yaml", valid);
+        std::fs::create_dir(directory.path().join("d.adapter.yaml")).unwrap();
+        let conditions = Conditions::new(Changes::default());
+        let config = parse("[{ resource: example.com/a, driver: a.example.com }]").unwrap();
+        let missing = directory.path().join("missing");
+        let found = read(&config.device_plugin_adapters, &[directory.path(), &missing], &conditions);
+        let found: Vec<_> =
+            found.iter().map(|entry| (entry.adapter.driver.as_str(), entry.source.clone())).collect();
+        let file = directory.path().join("b.adapter.yaml").display().to_string();
+        assert_eq!(found, [("a.example.com", "the config".to_owned()), ("b.example.com", file)]);
+        let problems: Vec<_> =
+            conditions.list().into_iter().map(|condition| condition.problem.message).collect();
+        assert_eq!(problems.len(), 2, "{problems:?}");
+        assert!(problems[0].contains("line 2, column 7: kind is \"DriverGrant\""), "{problems:?}");
+        assert!(problems[1].contains("no regular file"), "{problems:?}");
+    }
+}

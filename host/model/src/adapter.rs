@@ -1,0 +1,431 @@
+//! Adapters: what an operator says about the DRA driver that a device plugin becomes, and the names of its devices. Pure.
+//!
+//! A device plugin's IDs are any text, and DRA's device names are DNS labels. [`device_name`] encodes an ID so that no two have the same
+//! name, and [`device_id`] decodes it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::str::FromStr;
+
+use regex::Regex;
+use semver::Version;
+use serde::Deserialize;
+use serde_saphyr::Spanned;
+use sha2::{Digest, Sha256};
+
+use super::grant::pattern::PatternSet;
+use super::{
+    AttributeValue, Device, DeviceName, DriverName, ExtendedResource, NameError, PluginDevice, PoolName,
+    QualifiedName, limit,
+};
+
+/// Schema of an adapter file.
+pub const ADAPTER_API_VERSION: &str = "nodedock.dev/v1";
+pub const ADAPTER_KIND: &str = "DevicePluginAdapter";
+
+/// The attribute with the plugin's own ID of a device, if the API has room for it.
+pub const DEVICE_ID_ATTRIBUTE: &str = "nodedock.dev/deviceID";
+
+/// Rules of an adapter, and bytes of each text in one.
+const RULES_MAX: usize = 32;
+const RULE_BYTES_MAX: usize = 1024;
+/// Memory of a compiled pattern.
+const PATTERN_BYTES_MAX: usize = 1 << 20;
+
+/// Begins the name of an ID that is too long to be encoded: `x---` and digits of its hash. An encoded ID never has three dashes there.
+const HASHED: &str = "x---";
+/// Digits of the hash: 160 bits.
+const HASH_DIGITS: usize = 40;
+const NAME_BYTES_MAX: usize = 63;
+
+/// What an operator says about a device plugin's DRA driver.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Adapter {
+    /// The extended resource under which the plugin registers.
+    pub resource: ExtendedResource,
+    /// The driver that it becomes. Other drivers cannot have the name.
+    pub driver: DriverName,
+    pub pool: PoolName,
+    /// Whether the scheduler gets its devices by ResourceSlices, unless an operator has decided otherwise since.
+    pub enabled: bool,
+    pub rules: Vec<AttributeRule>,
+    /// Globs of the device nodes and mounts that the plugin may give to containers; `None`: all that it answers with, as a kubelet has it.
+    pub paths: Option<PathPatterns>,
+}
+
+/// Globs of absolute paths.
+#[derive(Debug, Clone)]
+pub struct PathPatterns {
+    texts: Vec<String>,
+    compiled: PatternSet,
+}
+
+impl PathPatterns {
+    pub fn matches(&self, path: &str) -> bool {
+        self.compiled.matches(path)
+    }
+}
+
+impl PartialEq for PathPatterns {
+    fn eq(&self, other: &Self) -> bool {
+        self.texts == other.texts
+    }
+}
+
+impl Eq for PathPatterns {}
+
+/// What devices get whose ID matches a pattern.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AttributeRule {
+    pattern: Pattern,
+    /// An identity string, such as `pci:${address}`.
+    identity: Option<String>,
+    attributes: BTreeMap<QualifiedName, AttributeSource>,
+}
+
+/// Matched against the whole ID.
+#[derive(Debug, Clone)]
+struct Pattern(Regex);
+
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.as_str() == other.0.as_str()
+    }
+}
+
+impl Eq for Pattern {}
+
+/// Where a value comes from. Groups of the pattern, such as `${address}`, are replaced by what they matched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum AttributeSource {
+    Value(ValueType, String),
+    /// A file below `/sys`.
+    Sysfs(ValueType, String),
+}
+
+/// The type of an attribute in the API.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum ValueType {
+    #[default]
+    String,
+    Int,
+    Bool,
+    Version,
+}
+
+/// An invalid adapter.
+#[derive(Debug, thiserror::Error)]
+pub enum AdapterError {
+    #[error("the adapter has {0} bytes, at most {max} are allowed", max = limit::SIDE_FILE_BYTES_MAX)]
+    TooLarge(usize),
+    #[error("line {line}, column {column}: {message}")]
+    At { line: u64, column: u64, message: String },
+    #[error("{0}")]
+    Whole(String),
+}
+
+/// An adapter as the config and adapter files have it; a file has `apiVersion` and `kind` as well.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct AdapterFile {
+    api_version: Option<Spanned<String>>,
+    kind: Option<Spanned<String>>,
+    resource: Spanned<String>,
+    driver: Spanned<String>,
+    pool: Option<Spanned<String>>,
+    #[serde(default = "yes")]
+    enabled: bool,
+    #[serde(default)]
+    devices: Vec<Spanned<RuleEntry>>,
+    paths: Option<Vec<Spanned<String>>>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct RuleEntry {
+    #[serde(rename = "match")]
+    pattern: Option<String>,
+    identity: Option<String>,
+    #[serde(default)]
+    attributes: BTreeMap<String, SourceEntry>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct SourceEntry {
+    value: Option<String>,
+    sysfs: Option<String>,
+    #[serde(default, rename = "type")]
+    kind: ValueType,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Adapter {
+    /// Parses an adapter file; an error names line and column.
+    pub fn parse(text: &str) -> Result<Self, AdapterError> {
+        if text.len() as u64 > limit::SIDE_FILE_BYTES_MAX {
+            return Err(AdapterError::TooLarge(text.len()));
+        }
+        let file: AdapterFile = serde_saphyr::from_str(text).map_err(|error| {
+            // The location is a separate field; the text repeats it.
+            let plain = error.without_snippet();
+            let message = plain.to_string();
+            match plain.location() {
+                Some(at) => {
+                    let message = message.split(" at line ").next().unwrap_or(&message).to_owned();
+                    AdapterError::At { line: at.line(), column: at.column(), message }
+                }
+                None => AdapterError::Whole(message),
+            }
+        })?;
+        expect(file.api_version.as_ref(), "apiVersion", ADAPTER_API_VERSION)?;
+        expect(file.kind.as_ref(), "kind", ADAPTER_KIND)?;
+        file.check()
+    }
+
+    /// Returns the pool's devices by the plugin's list, with what `/sys` says; of IDs that have one name, the first in the list.
+    pub fn devices(
+        &self,
+        listed: &BTreeMap<String, PluginDevice>,
+        read: impl Fn(&str) -> Option<String>,
+    ) -> BTreeMap<DeviceName, Device> {
+        let mut devices = BTreeMap::new();
+        for device in listed.values() {
+            devices.entry(device_name(&device.id)).or_insert_with(|| self.device(device, &read));
+        }
+        devices
+    }
+
+    fn device(&self, listed: &PluginDevice, read: impl Fn(&str) -> Option<String>) -> Device {
+        let mut device = Device { numa_nodes: listed.numa_nodes.clone(), ..Device::default() };
+        let mut identity = BTreeSet::new();
+        for rule in &self.rules {
+            let Some(groups) = rule.pattern.0.captures(&listed.id) else { continue };
+            let expand = |template: &str| {
+                let mut text = String::new();
+                groups.expand(template, &mut text);
+                text
+            };
+            identity.extend(rule.identity.as_deref().map(expand).filter(|text| is_identity(text)));
+            for (name, source) in &rule.attributes {
+                let (kind, text) = match source {
+                    AttributeSource::Value(kind, template) => (kind, Some(expand(template))),
+                    AttributeSource::Sysfs(kind, template) => (kind, read(&expand(template))),
+                };
+                // What the node does not have is left out, and so is what is not of the type.
+                let value = text.and_then(|text| kind.value(text.trim()));
+                if let Some(value) = value.filter(|_| device.attributes.len() < limit::ATTRIBUTES_MAX) {
+                    device.attributes.entry(name.clone()).or_insert(value);
+                }
+            }
+        }
+        device.identity = identity.into_iter().take(limit::IDENTITIES_MAX).collect();
+        let id = ValueType::String.value(&listed.id);
+        if let Some(id) = id.filter(|_| device.attributes.len() < limit::ATTRIBUTES_MAX) {
+            let name = QualifiedName::new(DEVICE_ID_ATTRIBUTE).expect("the name is one of the API");
+            device.attributes.entry(name).or_insert(id);
+        }
+        device
+    }
+}
+
+impl ValueType {
+    /// `None`: the text is not of the type, or the API has no room for it.
+    fn value(self, text: &str) -> Option<AttributeValue> {
+        match self {
+            Self::String => {
+                let is_allowed = !text.is_empty() && text.len() <= limit::ATTRIBUTE_TEXT_MAX;
+                is_allowed.then(|| AttributeValue::Text(text.to_owned()))
+            }
+            Self::Int => text.parse().ok().map(AttributeValue::Int),
+            Self::Bool => text.parse().ok().map(AttributeValue::Bool),
+            Self::Version => Version::parse(text).ok().map(AttributeValue::Version),
+        }
+    }
+}
+
+fn is_identity(text: &str) -> bool {
+    !text.is_empty() && text.len() <= limit::IDENTITY_BYTES_MAX && !text.contains(char::is_control)
+}
+
+impl AdapterFile {
+    fn check(self) -> Result<Adapter, AdapterError> {
+        let pool = match &self.pool {
+            Some(pool) => name(pool)?,
+            None => PoolName::new("devices").expect("it is a DNS label"),
+        };
+        if let Some(beyond) = self.devices.get(RULES_MAX) {
+            return Err(at(beyond, format!("devices has more than {RULES_MAX} entries")));
+        }
+        let rules = self
+            .devices
+            .iter()
+            .map(|entry| entry.value.check().map_err(|why| at(entry, format!("devices: {why}"))));
+        let paths = self.paths.as_deref().map(path_patterns).transpose()?;
+        Ok(Adapter {
+            paths,
+            resource: name(&self.resource)?,
+            pool,
+            enabled: self.enabled,
+            rules: rules.collect::<Result<_, _>>()?,
+            driver: name(&self.driver)?,
+        })
+    }
+}
+
+impl RuleEntry {
+    fn check(&self) -> Result<AttributeRule, String> {
+        let pattern = self.pattern.as_deref().unwrap_or(".*");
+        bounded("match", pattern)?;
+        let whole = format!("(?s)^(?:{pattern})$");
+        let compiled = regex::RegexBuilder::new(&whole).size_limit(PATTERN_BYTES_MAX).build();
+        let pattern = compiled.map_err(|error| format!("match is no regular expression: {error}"))?;
+        if self.identity.is_none() && self.attributes.is_empty() {
+            return Err("a rule has an identity, attributes, or both".to_owned());
+        }
+        if let Some(identity) = &self.identity {
+            template("identity", identity, &pattern)?;
+        }
+        let attribute = |(key, entry): (&String, &SourceEntry)| {
+            let name = QualifiedName::new(key).map_err(|error| format!("attributes: {error}"))?;
+            let source = match (&entry.value, &entry.sysfs) {
+                (Some(value), None) => AttributeSource::Value(entry.kind, value.clone()),
+                (None, Some(path)) if path.starts_with('/') => {
+                    return Err(format!("attributes: {key}: sysfs is relative to /sys"));
+                }
+                (None, Some(path)) => AttributeSource::Sysfs(entry.kind, path.clone()),
+                _ => return Err(format!("attributes: {key} has either a value or a file below sysfs")),
+            };
+            let (AttributeSource::Value(_, text) | AttributeSource::Sysfs(_, text)) = &source;
+            template(&format!("attributes: {key}"), text, &pattern)?;
+            Ok((name, source))
+        };
+        let attributes = self.attributes.iter().map(attribute).collect::<Result<_, _>>()?;
+        Ok(AttributeRule { identity: self.identity.clone(), attributes, pattern: Pattern(pattern) })
+    }
+}
+
+fn path_patterns(entries: &[Spanned<String>]) -> Result<PathPatterns, AdapterError> {
+    if let Some(beyond) = entries.get(limit::GRANT_ENTRIES_MAX) {
+        return Err(at(beyond, format!("paths has more than {} entries", limit::GRANT_ENTRIES_MAX)));
+    }
+    for entry in entries {
+        let one = PatternSet::new([entry.value.as_str()]);
+        let why = one.err().map(|error| error.to_string());
+        let relative = || (!entry.value.starts_with('/')).then(|| "an absolute path is wanted".to_owned());
+        if let Some(why) = why.or_else(relative) {
+            return Err(at(entry, format!("paths: {:?}: {why}", entry.value)));
+        }
+    }
+    let texts: Vec<_> = entries.iter().map(|entry| entry.value.clone()).collect();
+    let compiled = PatternSet::new(texts.clone()).map_err(|error| AdapterError::Whole(error.to_string()))?;
+    Ok(PathPatterns { texts, compiled })
+}
+
+fn bounded(what: &str, text: &str) -> Result<(), String> {
+    let fits = text.len() <= RULE_BYTES_MAX;
+    fits.then_some(()).ok_or_else(|| format!("{what} has more than {RULE_BYTES_MAX} bytes"))
+}
+
+/// Checks that each group that a template names is one of the pattern.
+fn template(what: &str, text: &str, pattern: &Regex) -> Result<(), String> {
+    bounded(what, text)?;
+    let named: BTreeSet<&str> = pattern.capture_names().flatten().collect();
+    let reference = Regex::new(r"\$(?:\{([^}]*)\}|(\w+)|\$)").expect("the pattern is valid");
+    for found in reference.captures_iter(text) {
+        let Some(group) = found.get(1).or(found.get(2)).map(|group| group.as_str()) else { continue };
+        let is_number = group.parse::<usize>().is_ok_and(|number| number < pattern.captures_len());
+        if !named.contains(group) && !is_number {
+            return Err(format!("{what}: match has no group {group:?}"));
+        }
+    }
+    Ok(())
+}
+
+fn name<T: FromStr<Err = NameError>>(entry: &Spanned<String>) -> Result<T, AdapterError> {
+    entry.value.parse().map_err(|error: NameError| at(entry, error.to_string()))
+}
+
+fn at<T>(entry: &Spanned<T>, message: String) -> AdapterError {
+    AdapterError::At { line: entry.referenced.line(), column: entry.referenced.column(), message }
+}
+
+fn expect(entry: Option<&Spanned<String>>, key: &str, wanted: &str) -> Result<(), AdapterError> {
+    match entry {
+        Some(entry) if entry.value == wanted => Ok(()),
+        Some(entry) => Err(at(entry, format!("{key} is {:?}, and {wanted:?} is wanted", entry.value))),
+        None => Err(AdapterError::Whole(format!("{key} is missing, and {wanted:?} is wanted"))),
+    }
+}
+
+impl<'de> Deserialize<'de> for Adapter {
+    /// Of an entry of the config, without `apiVersion` and `kind`.
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let file = AdapterFile::deserialize(deserializer)?;
+        file.check().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Returns the device's name for an ID: the ID itself if it is a DNS label without two dashes in a row. Other bytes are `--` and two hex
+/// digits, and a name that would begin with a dash begins with `x`. A name that would be too long is `x---` and a hash.
+pub fn device_name(id: &str) -> DeviceName {
+    let bytes = id.as_bytes();
+    let mut name = String::new();
+    for (index, byte) in bytes.iter().enumerate() {
+        // An `x` before an escape would look like the one that keeps a name from beginning with a dash.
+        let looks_escaped = index == 0 && *byte == b'x' && bytes.len() > 1 && !is_kept(bytes, 1);
+        if is_kept(bytes, index) && !looks_escaped {
+            name.push(char::from(*byte));
+        } else {
+            if index == 0 {
+                name.push('x');
+            }
+            name.push_str(&format!("--{byte:02x}"));
+        }
+    }
+    if name.is_empty() || name.len() > NAME_BYTES_MAX {
+        let digits = hex::encode(Sha256::digest(id));
+        name = format!("{HASHED}{}", &digits[..HASH_DIGITS]);
+    }
+    DeviceName::new(&name).expect("an encoded ID is a DNS label")
+}
+
+/// Whether a byte of an ID is itself in the name: a dash only between two letters or digits.
+fn is_kept(bytes: &[u8], index: usize) -> bool {
+    let is_plain = |at: Option<usize>| {
+        at.and_then(|at| bytes.get(at)).is_some_and(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit())
+    };
+    is_plain(Some(index))
+        || bytes[index] == b'-' && is_plain(index.checked_sub(1)) && is_plain(Some(index + 1))
+}
+
+/// Returns the ID of a device's name; `None`: the name is a hash, or no [`device_name`].
+pub fn device_id(name: &DeviceName) -> Option<String> {
+    let text = name.as_str();
+    if text.starts_with(HASHED) {
+        return None;
+    }
+    let mut rest = text.strip_prefix('x').filter(|rest| rest.starts_with("--")).unwrap_or(text);
+    let mut bytes = Vec::new();
+    while !rest.is_empty() {
+        match rest.strip_prefix("--") {
+            Some(escaped) => {
+                let digits = escaped.get(..2)?;
+                bytes.push(u8::from_str_radix(digits, 16).ok()?);
+                rest = &escaped[2..];
+            }
+            None => {
+                bytes.push(rest.as_bytes()[0]);
+                rest = &rest[1..];
+            }
+        }
+    }
+    let id = String::from_utf8(bytes).ok()?;
+    (device_name(&id) == *name).then_some(id)
+}
+
+#[cfg(test)]
+mod tests;
