@@ -571,17 +571,19 @@ impl Adapted {
         self.taken.union(&self.record.held).cloned().collect()
     }
 
+    /// What keeps it from offering devices; empty: nothing.
+    fn waits_for(&self, has_kubelet: bool) -> String {
+        match (&self.refused, &self.left) {
+            (Some(refused), _) => refused.clone(),
+            (None, Some((_, why))) => why.clone(),
+            _ if self.listed.is_none() => "the plugin's first list of devices".to_owned(),
+            _ if !self.is_ready(has_kubelet) => "the kubelet's list of the devices that pods have".to_owned(),
+            _ => String::new(),
+        }
+    }
+
     fn view(&self, has_kubelet: bool) -> AdapterView {
-        let held = self.held();
-        let waits_for = match &self.left {
-            _ if self.refused.is_some() => self.refused.clone().unwrap_or_default(),
-            Some((_, why)) => why.clone(),
-            None if self.listed.is_none() => "the plugin's first list of devices".to_owned(),
-            None if !self.is_ready(has_kubelet) => {
-                "the kubelet's list of the devices that pods have".to_owned()
-            }
-            None => String::new(),
-        };
+        let (held, waits_for) = (self.held(), self.waits_for(has_kubelet));
         AdapterView {
             resource: self.adapter.resource.clone(),
             driver: self.adapter.driver.clone(),

@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use nodedock_proto::node::v1;
-use nodedock_tests::compose::pod;
+use nodedock_tests::compose::{self, pod};
 use nodedock_tests::machine::or_skip;
-use nodedock_tests::{Daemon, Root};
+use nodedock_tests::{Daemon, Options, Root};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
@@ -101,6 +101,44 @@ async fn a_pod_gets_devices_of_a_plugin_in_go_and_an_agent_in_go_learns_of_them(
     }
     daemon.unprepare_pod(&pod("one")).await;
     assert_eq!(pod_resources::ask(&daemon, &agent, "list", &[]).await, json!({}));
+}
+
+#[tokio::test]
+async fn a_plugin_in_go_is_a_driver_by_an_adapter_and_prepares_claims_by_its_allocate() {
+    const DRIVER: &str = "go-plugin.example.com";
+    let Some(program) = or_skip("a device plugin in Go by an adapter", programs::go("device-plugin")) else {
+        return;
+    };
+    let adapter = format!("devicePluginAdapters: [{{resource: {RESOURCE}, driver: {DRIVER}}}]\n");
+    let mut daemon = Daemon::start_with(Options::default().config(&adapter)).await;
+    let options = ["--resource", RESOURCE, "--devices", "device:0,device:1,device-2"];
+    let mut plugin = Plugin::start(&daemon, &program, &options);
+    plugin.registered_and_listed().await;
+    daemon.until_allocatable(RESOURCE, 3).await;
+    // An ID that is no DNS label has another name.
+    let claim = compose::claim("of-one", &[&format!("{DRIVER}/devices/device--3a1")]);
+    let request = compose::request(&pod("one"), &[&claim]);
+    let answer = daemon.prepared(request.clone()).await;
+    assert_eq!(plugin.event().await, json!({"event": "allocate", "devices": ["device:1"]}));
+    assert!(daemon.only_cdi_file().env().contains(&"GO_DEVICES=device:1".to_owned()));
+    // The rest goes to a pod by its limits.
+    let limits = [(RESOURCE.to_owned(), 2)].into();
+    let container =
+        v1::Container { name: "main".to_owned(), extended_resources: limits, ..Default::default() };
+    let limited = v1::PreparePodRequest {
+        pod: Some(pod("limited")),
+        containers: vec![container],
+        ..Default::default()
+    };
+    daemon.prepared(limited.clone()).await;
+    assert_eq!(plugin.event().await, json!({"event": "allocate", "devices": ["device:0", "device-2"]}));
+    daemon.crash().await;
+    plugin.registered_and_listed().await;
+    assert_eq!(daemon.prepared(request).await, answer);
+    for name in ["one", "limited"] {
+        daemon.unprepare(&pod(name)).await;
+    }
+    daemon.assert_empty().await;
 }
 
 #[tokio::test]

@@ -85,6 +85,12 @@ impl AdapterDriver {
             ));
         };
         let driver = adapted.adapter.driver.clone();
+        let waits_for = adapted.waits_for(self.adapters.0.parts.has_kubelet);
+        if !adapted.is_ready(self.adapters.0.parts.has_kubelet) {
+            let message =
+                format!("driver {driver} is the device plugin of {}, and waits: {waits_for}", self.resource);
+            return Err(Problem::unavailable(ProblemCode::DriverNotServing, message));
+        }
         let held = adapted.held();
         let mut groups: Vec<Group<'a>> = Vec::new();
         for device in &claim.devices {

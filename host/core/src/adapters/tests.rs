@@ -282,11 +282,14 @@ async fn what_a_plugin_or_a_claim_does_wrong_is_refused_with_both_names() {
         (problem.code.clone(), problem.message)
     };
     let (code, message) = refusal(claim(&[("r", "a")])).await;
-    assert_eq!(code, "device-unknown", "{message}");
-    assert!(message.contains(DRIVER) && message.contains(RESOURCE), "{message}");
+    assert_eq!(code, "driver-not-serving", "{message}");
+    assert!(message.contains("no device plugin has registered"), "{message}");
 
     let plugin = FakePlugin::new();
     let registration = run.plug(&plugin, &[("a", true)]);
+    let (code, message) = refusal(claim(&[("r", "b")])).await;
+    assert_eq!(code, "device-unknown", "{message}");
+    assert!(message.contains(DRIVER) && message.contains(RESOURCE), "{message}");
     let mut admin = claim(&[("r", "a")]);
     admin.devices[0].admin_access = true;
     assert_eq!(refusal(admin).await.0, "adapter-parameters");
@@ -355,6 +358,8 @@ async fn what_a_kubelets_pods_have_is_taken_over_once_and_over_restarts() {
         run.plug(&plugin, &[("a", true), ("b", true)]);
         assert_eq!(run.adapters.awaited(), [resource()].into());
         assert!(run.adapters.list()[0].waits_for.contains("the kubelet's list"));
+        // A pod may have it by the plugin's ID.
+        assert_eq!(run.prepare(claim(&[("r", "b")])).await.unwrap_err().code, "driver-not-serving");
         run.adapters.set_held(&resource(), &ids(&["a"])).await.unwrap();
         run.until_published(&[("b", HEALTHY)]).await;
     }

@@ -19,6 +19,10 @@ use crate::{CdiOnTmpfs, Size};
 const RESOURCE: &str = "bench.example.com/device";
 /// Devices that a pod wants.
 const WANTED: u32 = 8;
+/// Driver and pool of an adapter.
+const DRIVER: &str = "bench.example.com/devices";
+const ADAPTED: &str =
+    "devicePluginAdapters: [{resource: bench.example.com/device, driver: bench.example.com}]\n";
 /// Devices of a list beside which a long one is measured.
 const FEW: usize = 10;
 
@@ -28,6 +32,7 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
         fill(&node.daemon, pods).await;
         one_at_a_time(&node, size, pods, table).await;
     }
+    adapted(size, table).await;
     lists(size, table).await;
     pod_resources(size, table).await;
 }
@@ -41,8 +46,12 @@ struct Node {
 
 impl Node {
     async fn start(devices: usize) -> Self {
+        Self::start_with(devices, "").await
+    }
+
+    async fn start_with(devices: usize, config: &str) -> Self {
         let cdi = CdiOnTmpfs::new();
-        let daemon = Daemon::start_on(Root::new(), cdi.options()).await;
+        let daemon = Daemon::start_on(Root::new(), cdi.options().config(config)).await;
         let options = Options::new(RESOURCE, &daemon.state().join("device-plugins"));
         let plugin = Plugin::start(options, Script::ok(), healthy(devices)).await.expect("start a plugin");
         let node = Self { daemon, plugin, _cdi: cdi };
@@ -102,6 +111,33 @@ async fn one_at_a_time(node: &Node, size: Size, pods: usize, table: &mut Table) 
     let against = if pods == first { bare_row } else { row("allocate", first) };
     table.times(&row("allocate", pods), &allocates, &against, "");
     table.times(&row("free", pods), &frees, &row("free", first), "");
+}
+
+/// The same devices of the same plugin by claims of a driver that an adapter makes of it.
+async fn adapted(size: Size, table: &mut Table) {
+    let pods = size.pods[0];
+    let node = Node::start_with(size.devices, ADAPTED).await;
+    let devices: Vec<_> =
+        healthy(WANTED as usize).iter().map(|device| format!("{DRIVER}/{}", device.id)).collect();
+    let devices: Vec<_> = devices.iter().map(String::as_str).collect();
+    let (mut prepares, mut unprepares) = (Times::default(), Times::default());
+    let mut client = node.daemon.client();
+    for n in 0..size.single {
+        let pod = compose::pod(&format!("claiming-{n}"));
+        let mut claim = compose::claim(&format!("claim-{n}"), &devices);
+        // One request, so one Allocate.
+        for device in claim.allocation.iter_mut().flat_map(|allocation| &mut allocation.devices) {
+            device.request = "devices".to_owned();
+        }
+        let request = compose::request(&pod, &[&claim]);
+        let answer = prepares.time(client.prepare_pod(request)).await.expect("prepare").into_inner();
+        assert_eq!(answer.claims[0].outcome, "prepared", "{answer:?}");
+        let request = v1::UnpreparePodRequest { pod: Some(pod) };
+        unprepares.time(client.unprepare_pod(request)).await.expect("unprepare");
+    }
+    let beside = |what: &str| format!("{what} {WANTED} of {} devices, {pods} live pods", size.devices);
+    table.times(&format!("adapter: prepare a claim of {WANTED} devices"), &prepares, &beside("allocate"), "");
+    table.times(&format!("adapter: unprepare a claim of {WANTED} devices"), &unprepares, &beside("free"), "");
 }
 
 /// The call to the plugin alone, as the daemon makes it, from here.
