@@ -6,6 +6,7 @@
 //! allocated. Emits the mechanism of each pool, which slices and bridge follow, and conditions about DeviceClasses (`classes`). Never
 //! writes to the cluster.
 
+mod apply;
 mod classes;
 mod decide;
 mod observe;
@@ -23,6 +24,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
+pub use apply::{Applied, apply_class};
 pub use classes::{attribute, class_name, manifest};
 pub use decide::{Decision, Mechanism, MechanismSetting, Version};
 pub use switch::{LocalPool, Mechanisms, PoolStatus};

@@ -147,6 +147,64 @@ async fn a_resource_of_a_class_is_a_claim_that_the_scheduler_makes() {
     scene.assert_nothing_forbidden();
 }
 
+/// By the config, since the server is older than 1.37. The class is created with the rights of an administrator.
+#[tokio::test]
+async fn a_device_plugin_with_an_adapter_is_a_driver_whose_devices_the_scheduler_gives_to_pods_with_its_limits()
+ {
+    const ADAPTED: &str = "example.com/nic-through-dra";
+    let config = format!(
+        "kubernetes: {{extendedResources: dra}}\n\
+         devicePluginAdapters: [{{resource: {ADAPTED}, driver: nic.example.com, pool: nics}}]\n"
+    );
+    let through_dra = |options: Options| options.config(&config);
+    let Some(mut scene) = Scene::start_with("adapter", through_dra).await else { return };
+    // A kubelet without any pod may not know its pods yet.
+    scene.pod_with_devices("other", 0).await;
+    let options = PluginOptions::new(ADAPTED, &scene.daemon.state().join("device-plugins"));
+    let plugin = Plugin::unregistered(options, Script::ok()).expect("it listens");
+    plugin.list((0..4).map(|n| Device::healthy(&format!("nic:{n}"))).collect());
+    let work = async {
+        scene.kubelet.registered("nic.example.com").await;
+        let apply = |kubeconfig: &std::path::Path| {
+            let file = kubeconfig.to_str().expect("UTF-8").to_owned();
+            ["get", "deviceclasses", "--apply", "--kubeconfig"]
+                .map(str::to_owned)
+                .into_iter()
+                .chain([file])
+                .collect()
+        };
+        scene.daemon.until_allocatable(ADAPTED, 4).await;
+        let run = async |args: Vec<String>| {
+            scene.daemon.cli(&args.iter().map(String::as_str).collect::<Vec<_>>()).await
+        };
+        run(apply(&scene.server.admin)).await.done_with(&["deviceclass example.com-nic-through-dra created"]);
+        run(apply(&scene.server.admin)).await.done_with(&["unchanged"]);
+        let denied = run(apply(&scene.kubeconfig)).await.failed(1);
+        assert!(denied.contains("forbidden") && denied.contains("deviceclasses"), "{denied}");
+        scene.until_devices("nic.example.com", 4).await;
+        scene.pod_with("two", ADAPTED, 2).await;
+        let names = scene.prepared("two").await;
+        assert_eq!(names.len(), 2, "{names:?}");
+        let claims = scene.daemon.claims().await;
+        let devices: Vec<_> =
+            claims.iter().flat_map(|claim| &claim.drivers).flat_map(|of| &of.devices).collect();
+        assert!(
+            devices.len() == 2 && devices.iter().all(|device| device.starts_with("nics/nic--3a")),
+            "{devices:?}"
+        );
+        // It registers again, and neither its slices nor its claim change.
+        scene.daemon.crash().await;
+        scene.daemon.until_allocatable(ADAPTED, 4).await;
+        scene.until_devices("nic.example.com", 4).await;
+        scene.unprepared_again("two", "nic.example.com").await;
+        scene.daemon.assert_empty().await;
+    };
+    tokio::select! {
+        ended = plugin.keep_registered() => panic!("the plugin ended: {ended:?}"),
+        () = work => {}
+    }
+}
+
 /// By the config, since the server is older than 1.37: the pool is in slices, and the class is the one that the command prints.
 #[tokio::test]
 async fn a_pool_with_a_name_is_allocated_by_the_scheduler_through_the_class_that_is_printed() {

@@ -3,8 +3,9 @@
 mod tables;
 
 use std::io::Write;
+use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use nodedock_proto::node::v1;
 use serde::Serialize;
@@ -12,9 +13,10 @@ use serde_json::{Value, json};
 
 use super::client::{Client, connect};
 use super::output::{Format, Row, print, print_text, table};
-use super::{Location, names};
-use nodedock_kube::extended_resources::{class_name, manifest};
-use nodedock_model::{DriverName, ExtendedResource};
+use super::{CliError, Location, names};
+use nodedock_kube::client::{ClientConfig, KubeClient, RequestRate};
+use nodedock_kube::extended_resources::{Applied, apply_class, class_name, manifest};
+use nodedock_model::{DriverName, ExtendedResource, limit};
 
 #[derive(Args)]
 pub(super) struct GetArgs {
@@ -26,6 +28,12 @@ pub(super) struct GetArgs {
     /// Print again whenever something changes
     #[arg(short, long)]
     watch: bool,
+    /// Create the DeviceClasses in the cluster, with the rights of --kubeconfig; one that is there is not changed
+    #[arg(long, requires = "kubeconfig")]
+    apply: bool,
+    /// The kubeconfig for --apply
+    #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
+    kubeconfig: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -100,6 +108,10 @@ struct ClaimDriverSummary<'a> {
 }
 
 pub(super) async fn run(location: &Location, args: GetArgs) -> Result<()> {
+    if args.apply && !matches!(args.what, What::Deviceclasses) {
+        let message = "--apply is of deviceclasses alone";
+        return Err(CliError::usage(message, "nodedock get deviceclasses --apply --kubeconfig FILE").into());
+    }
     let mut client = connect(location).await?;
     // The watch begins before the list, so that no change falls between them.
     let mut events = match args.watch {
@@ -162,6 +174,10 @@ async fn show(client: &mut Client, args: &GetArgs) -> Result<bool> {
                 name.is_empty() || class_name(&class.resource) == name || class.resource.as_str() == name
             };
             let classes: Vec<_> = classes.into_iter().filter(named).collect();
+            if let (true, Some(kubeconfig)) = (args.apply, &args.kubeconfig) {
+                apply(&classes, kubeconfig).await?;
+                return Ok(!classes.is_empty());
+            }
             let none = "no extended resources of drivers, so no DeviceClasses";
             print(format, &class_list(&classes), || table(format, &classes, none))?;
             Ok(!classes.is_empty())
@@ -185,6 +201,28 @@ async fn show(client: &mut Client, args: &GetArgs) -> Result<bool> {
             print(format, &node, text).map(|()| true)
         }
     }
+}
+
+/// Creates classes, and prints what became of each.
+async fn apply(classes: &[ClassOfResource], kubeconfig: &Path) -> Result<()> {
+    let rate = RequestRate { per_second: limit::API_PER_SECOND, burst: limit::API_BURST };
+    let config = ClientConfig { rate, kubeconfig: Some(kubeconfig.to_owned()) };
+    let client = KubeClient::connect(config).await.context("connect to the API server")?;
+    let mut is_done = true;
+    for ClassOfResource { resource, driver, .. } in classes {
+        let applied = apply_class(&client, resource, driver).await;
+        let applied = applied.with_context(|| format!("create the DeviceClass of {resource}"))?;
+        let name = class_name(resource);
+        is_done &= applied != Applied::Differs;
+        print_text(&match applied {
+            Applied::Created => format!("deviceclass {name} created"),
+            Applied::Unchanged => format!("deviceclass {name} unchanged"),
+            Applied::Differs => format!(
+                "deviceclass {name} is another one, and stays as it is: compare it with nodedock get deviceclasses {name} -o yaml"
+            ),
+        })?;
+    }
+    CliError::unless_done(is_done)
 }
 
 /// A list as `kubectl apply -f -` reads it.

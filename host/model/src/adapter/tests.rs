@@ -41,6 +41,7 @@ fn ids_that_plugins_use_have_names_that_lead_back_to_them() {
     }
     assert_eq!(device_name("gpu-0").as_str(), "gpu-0");
     assert_eq!(device_name("0000:3b:00.0").as_str(), "0000--3a3b--3a00--2e0");
+    assert_eq!(device_name("/dev/ttyUSB0").as_str(), "x--2fdev--2ftty--55--53--420");
     assert_eq!(device_name("/dev/a").as_str(), "x--2fdev--2fa");
 }
 
