@@ -20,6 +20,8 @@ const NODE_API: &str = "nodedock/node/v1/node.proto";
 const KUBELET_APIS: &[(&str, &str)] = &[
     ("registration", "kubelet/pluginregistration/v1/api.proto"),
     ("dra_v1", "kubelet/dra/v1/api.proto"),
+    ("dra_v1alpha2", "kubelet/dra/v1alpha2/api.proto"),
+    ("dra_v1alpha3", "kubelet/dra/v1alpha3/api.proto"),
     ("dra_v1beta1", "kubelet/dra/v1beta1/api.proto"),
     ("dra_health_v1", "kubelet/dra_health/v1/api.proto"),
     ("dra_health_v1alpha1", "kubelet/dra_health/v1alpha1/api.proto"),
@@ -30,8 +32,15 @@ const KUBELET_APIS: &[(&str, &str)] = &[
 ];
 
 /// Those whose messages a recording contains.
-const RECORDED_APIS: &[&str] =
-    &["dra_v1", "dra_v1beta1", "dra_health_v1", "dra_health_v1alpha1", "device_plugin_v1beta1"];
+const RECORDED_APIS: &[&str] = &[
+    "dra_v1",
+    "dra_v1alpha2",
+    "dra_v1alpha3",
+    "dra_v1beta1",
+    "dra_health_v1",
+    "dra_health_v1alpha1",
+    "device_plugin_v1beta1",
+];
 
 /// Messages of the node API that the command line prints, with their fields in camel case.
 const PRINTED: &[&str] = &[

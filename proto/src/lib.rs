@@ -28,6 +28,17 @@ pub mod kubelet {
             crate::claim_map::by_claim_uid!();
         }
 
+        /// Package `v1alpha2`.
+        pub mod v1alpha2 {
+            include!(concat!(env!("OUT_DIR"), "/dra_v1alpha2/v1alpha2.rs"));
+        }
+
+        /// Package `v1alpha3`.
+        pub mod v1alpha3 {
+            include!(concat!(env!("OUT_DIR"), "/dra_v1alpha3/v1alpha3.rs"));
+            crate::claim_map::by_claim_uid!();
+        }
+
         /// `k8s.io.kubelet.pkg.apis.dra.v1beta1`.
         pub mod v1beta1 {
             include!(concat!(env!("OUT_DIR"), "/dra_v1beta1/k8s.io.kubelet.pkg.apis.dra.v1beta1.rs"));

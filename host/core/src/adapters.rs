@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::{Instant, sleep_until};
 
 use self::claims::AdapterDriver;
@@ -36,19 +36,32 @@ use crate::driver::{DeviceDriver, Driver, DriverIdentity, Published};
 use crate::hardware::Hardware;
 use crate::registry::{DriverState, Registry};
 use crate::standard_attributes::{self, NumaNodeForm};
-use crate::sysfs::SysfsRoot;
+use crate::sysfs::blocking::{SYSFS_THREADS_PER_DRIVER, blocking};
+use crate::sysfs::{SysfsRoot, read_stuck};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
     Adapter, DeviceHealth, DeviceName, DriverKind, DriverName, ExtendedResource, HealthState, Inventory,
-    PluginDevice, PodAllocation, Pool, PoolName, Problem, ProblemCode, device_name,
+    PluginDevice, PodAllocation, Pool, PoolName, Problem, ProblemCode, device_id, device_name,
 };
+
+/// Time for what the rules of an adapter read of all its devices.
+const PUBLISH_WALL: Duration = Duration::from_secs(10);
+const PUBLISH_RETRY: Duration = Duration::from_secs(10);
 
 /// An adapter, and where it was written: `the config`, or a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdapterEntry {
     pub adapter: Adapter,
     pub source: String,
+}
+
+/// The adapters of all files.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AdapterEntries {
+    pub entries: Vec<AdapterEntry>,
+    /// A file or a directory could not be read: an adapter that is missing may be in it.
+    pub is_incomplete: bool,
 }
 
 /// What adapters are built of.
@@ -80,6 +93,8 @@ struct Shared {
     /// Something may have to be published.
     dirty: Notify,
     changes: watch::Sender<u64>,
+    /// Threads that read below `/sys`.
+    looks: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -108,7 +123,7 @@ struct Adapted {
     refused: Option<String>,
     is_dirty: bool,
     /// One call of the plugin at a time, as a kubelet calls it.
-    turn: Arc<tokio::sync::Mutex<()>>,
+    calling: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// An adapter as operators see it.
@@ -126,49 +141,50 @@ pub struct AdapterView {
     pub devices: usize,
     /// IDs of devices that pods have from the time before the adapter.
     pub held: BTreeSet<String>,
-    /// What keeps it from offering devices; empty: nothing.
+    /// Why it offers no devices, as a sentence; empty: it does.
     pub waits_for: String,
 }
 
 impl Adapters {
     /// Reads what operators decided, and registers the drivers. `allocations`: what pods of the node API have. `claimed`: drivers that have
-    /// claims.
+    /// claims, each with the kind that prepared them.
     pub fn load(
         parts: AdapterParts,
-        entries: Vec<AdapterEntry>,
+        entries: AdapterEntries,
         allocations: &[PodAllocation],
-        claimed: &BTreeSet<DriverName>,
+        claimed: &BTreeMap<DriverName, DriverKind>,
     ) -> Self {
         let record = record::read(&parts.file, &parts.conditions);
-        let state = State { adapted: merged(&parts, entries, record, claimed), generations: 0 };
+        let mut adapted = merged(&parts, entries, record.clone(), claimed);
+        let mut taken = taken(allocations.iter());
+        for (resource, adapted) in &mut adapted {
+            adapted.taken = taken.remove(resource).unwrap_or_default();
+        }
+        let state = Mutex::new(State { adapted, generations: 0 });
         let (writing, dirty, changes) = Default::default();
-        let adapters = Self(Arc::new(Shared { parts, state: Mutex::new(state), writing, dirty, changes }));
-        adapters.write_at_start();
-        adapters.set_allocations(allocations.iter());
+        let looks = Arc::new(Semaphore::new(SYSFS_THREADS_PER_DRIVER));
+        let adapters = Self(Arc::new(Shared { parts, state, writing, dirty, changes, looks }));
+        adapters.write_at_start(&record);
         for resource in adapters.resources() {
             adapters.register(&resource);
         }
         adapters
     }
 
-    /// What is enabled is not returned: a process after this one knows that slices may have been written.
-    fn write_at_start(&self) {
-        let mut before = self.records();
+    /// What is enabled is not returned: a process after this one knows that slices may have been written. `before`: what the file has.
+    fn write_at_start(&self, before: &Record) {
         for adapted in self.state().adapted.values_mut().filter(|adapted| adapted.is_enabled()) {
             adapted.record.is_returned = false;
         }
         let records = self.records();
-        before.adapters.retain(|resource, record| records.adapters.get(resource) == Some(record));
-        if before == records && self.0.parts.file.exists() || records.adapters.is_empty() {
+        if records.adapters == before.adapters {
             return;
         }
         if let Err(error) = record::write(&self.0.parts.file, &records) {
-            let (file, subject) = (self.0.parts.file.display(), self.0.parts.file.display().to_string());
-            let message = format!("write {file}: {error}");
-            self.0
-                .parts
-                .conditions
-                .set(&subject, Problem::unavailable(ProblemCode::AdapterNotStored, message));
+            let subject = self.0.parts.file.display().to_string();
+            let problem =
+                Problem::unavailable(ProblemCode::AdapterNotStored, format!("write {subject}: {error}"));
+            self.0.parts.conditions.set(&subject, problem);
         }
     }
 
@@ -214,10 +230,9 @@ impl Adapters {
         state.generations += 1;
         let generation = state.generations;
         let adapted = state.adapted.get_mut(resource)?;
+        // The devices of the list before are not healthy until there is another one.
         adapted.plugin = Some((generation, plugin));
-        (adapted.left, adapted.is_dirty) = (None, true);
         drop(state);
-        self.0.parts.conditions.clear(ProblemCode::AdapterWithoutPlugin, resource.as_str());
         self.changed();
         Some(generation)
     }
@@ -229,7 +244,10 @@ impl Adapters {
         generation: u64,
         devices: BTreeMap<String, PluginDevice>,
     ) {
-        self.of_plugin(resource, generation, |adapted| adapted.listed = Some(devices));
+        self.of_plugin(resource, generation, |adapted| {
+            (adapted.listed, adapted.left) = (Some(devices), None);
+        });
+        self.0.parts.conditions.clear(ProblemCode::AdapterWithoutPlugin, resource.as_str());
     }
 
     /// A plugin's stream or registration ended.
@@ -253,18 +271,16 @@ impl Adapters {
         self.changed();
     }
 
-    /// Takes what pods of the node API have: entries without a claim have devices by the plugin's IDs.
+    /// Takes what pods of the node API have. What they have by the plugins' IDs becomes only less, whichever of two calls comes first.
     pub fn set_allocations<'a>(&self, allocations: impl Iterator<Item = &'a PodAllocation>) {
-        let mut taken: BTreeMap<&ExtendedResource, BTreeSet<String>> = BTreeMap::new();
-        for entry in allocations.flat_map(|pod| &pod.entries).filter(|entry| entry.claim.is_none()) {
-            taken.entry(&entry.resource).or_default().extend(entry.devices.keys().cloned());
-        }
+        let taken = taken(allocations);
         let mut state = self.state();
         let mut is_changed = false;
         for (resource, adapted) in &mut state.adapted {
-            let taken = taken.remove(resource).unwrap_or_default();
-            if adapted.taken != taken {
-                (adapted.taken, adapted.is_dirty, is_changed) = (taken, true, true);
+            let before = adapted.taken.len();
+            adapted.taken.retain(|id| taken.get(resource).is_some_and(|ids| ids.contains(id)));
+            if adapted.taken.len() != before {
+                (adapted.is_dirty, is_changed) = (true, true);
             }
         }
         drop(state);
@@ -278,12 +294,24 @@ impl Adapters {
         self.state().adapted.values().any(|adapted| !adapted.taken.is_empty())
     }
 
-    /// Resources of which pods of a kubelet may have devices by the plugin's IDs.
-    pub fn awaited(&self) -> BTreeSet<ExtendedResource> {
+    /// Resources of which pods of a kubelet may have devices by the plugin's IDs, with those that are known to have some.
+    pub fn awaited(&self) -> BTreeMap<ExtendedResource, BTreeSet<String>> {
         let state = self.state();
         let is_awaited =
-            |adapted: &&Adapted| !adapted.record.is_taken_over || !adapted.record.held.is_empty();
-        state.adapted.values().filter(is_awaited).map(|adapted| adapted.adapter.resource.clone()).collect()
+            |(_, adapted): &(_, &Adapted)| !adapted.record.is_taken_over || !adapted.record.held.is_empty();
+        let awaited = state.adapted.iter().filter(is_awaited);
+        awaited.map(|(resource, adapted)| (resource.clone(), adapted.record.held.clone())).collect()
+    }
+
+    /// Devices, by the plugin's IDs, that pods of a kubelet have, by resource and with the name of the driver.
+    pub fn held_at_kubelet(&self) -> Vec<(ExtendedResource, DriverName, BTreeSet<String>)> {
+        let state = self.state();
+        let held = state.adapted.values().filter(|adapted| !adapted.record.held.is_empty());
+        let of = |adapted: &Adapted| {
+            let Adapter { resource, driver, .. } = &adapted.adapter;
+            (resource.clone(), driver.clone(), adapted.record.held.clone())
+        };
+        held.map(of).collect()
     }
 
     /// Takes the devices, by the plugin's IDs, that pods of a kubelet have. Once they are known they become only fewer: a kubelet
@@ -306,15 +334,14 @@ impl Adapters {
             let state = self.state();
             let is_returned =
                 |adapted: &&Adapted| !adapted.is_enabled() && drivers.contains(&adapted.adapter.driver);
-            state
-                .adapted
-                .values()
-                .filter(is_returned)
-                .map(|adapted| adapted.adapter.resource.clone())
-                .collect()
+            let returned = state.adapted.values().filter(is_returned);
+            returned.map(|adapted| (adapted.adapter.resource.clone(), adapted.is_removed)).collect()
         };
-        for resource in returned {
-            self.change_record(&resource, |record| record.is_returned = true).await?;
+        for (resource, is_removed) in returned {
+            // One that has a file may have been enabled meanwhile.
+            let change =
+                |record: &mut AdapterRecord| record.is_returned = is_removed || record.enabled != Some(true);
+            self.change_record(&resource, change).await?;
         }
         Ok(())
     }
@@ -369,6 +396,8 @@ impl Adapters {
             let message = format!("write {}: {error}", self.0.parts.file.display());
             Problem::unavailable(ProblemCode::AdapterNotStored, message)
         })?;
+        let subject = self.0.parts.file.display().to_string();
+        self.0.parts.conditions.clear(ProblemCode::AdapterNotStored, &subject);
         if let Some(adapted) = self.state().adapted.get_mut(resource) {
             (adapted.record, adapted.is_dirty) = (changed, true);
         }
@@ -398,12 +427,15 @@ impl Adapters {
         let mut freed = self.0.parts.registry.freed_changes();
         loop {
             freed.mark_unchanged();
+            let mut next = None;
             for resource in self.resources() {
                 self.expire(&resource);
                 self.register(&resource);
-                self.publish(&resource).await;
+                if !self.publish(&resource).await {
+                    next = Some(Instant::now() + PUBLISH_RETRY);
+                }
             }
-            let next = self.next_expiry();
+            let next = next.into_iter().chain(self.next_expiry()).min();
             tokio::select! {
                 // Whichever it was, the next round looks at everything.
                 () = self.0.dirty.notified() => {}
@@ -462,7 +494,7 @@ impl Adapters {
             source: source_of(resource),
             summary: format!("the device plugin of {resource}"),
         };
-        let claims = AdapterDriver::new(self.clone(), resource.clone(), adapted.turn.clone());
+        let claims = AdapterDriver::new(self.clone(), resource.clone(), adapted.calling.clone());
         Driver { identity: Arc::new(identity), claims: Some(Arc::new(claims)), inventory }
     }
 
@@ -491,26 +523,34 @@ impl Adapters {
         }
     }
 
-    /// Publishes the devices of a list, once the devices that pods have from before are known.
-    async fn publish(&self, resource: &ExtendedResource) {
+    /// Publishes the devices of a list, once the devices that pods have from before are known. False: `/sys` cannot be read now.
+    async fn publish(&self, resource: &ExtendedResource) -> bool {
         let made = {
             let mut state = self.state();
-            let Some(adapted) = state.adapted.get_mut(resource) else { return };
+            let Some(adapted) = state.adapted.get_mut(resource) else { return true };
             if adapted.refused.is_some() || !adapted.is_ready(self.0.parts.has_kubelet) || !adapted.is_dirty {
-                return;
+                return true;
             }
             adapted.is_dirty = false;
             adapted.material()
         };
         let shared = self.0.clone();
-        // Files below `/sys` may take their time.
-        let made = tokio::task::spawn_blocking(move || made.publish(&shared.parts)).await;
-        let Ok(published) = made else { return };
+        let look = move || Ok(made.publish(&shared.parts));
+        let published = match blocking(&self.0.looks, PUBLISH_WALL, read_stuck, look).await {
+            Ok(published) => published,
+            Err(problem) => {
+                tracing::warn!(%resource, %problem, "the devices of an adapter are not published yet");
+                if let Some(adapted) = self.state().adapted.get_mut(resource) {
+                    adapted.is_dirty = true;
+                }
+                return false;
+            }
+        };
         let devices = published.inventory.pools.values().map(|pool| pool.devices.len()).sum();
         let published = Arc::new(published);
         let (name, driver) = {
             let mut state = self.state();
-            let Some(adapted) = state.adapted.get_mut(resource) else { return };
+            let Some(adapted) = state.adapted.get_mut(resource) else { return true };
             let is_known = adapted.published.is_some();
             let sender = adapted.published.get_or_insert_with(|| watch::Sender::new(published.clone()));
             let receiver = sender.subscribe();
@@ -529,6 +569,7 @@ impl Adapters {
             .registry
             .update(DriverKind::Adapter, &source_of(resource), |view| view.devices = devices);
         self.0.parts.registry.tell_devices(&name);
+        true
     }
 }
 
@@ -546,7 +587,7 @@ impl Adapted {
             published: None,
             refused: None,
             is_dirty: true,
-            turn: Arc::default(),
+            calling: Arc::default(),
         }
     }
 
@@ -571,14 +612,16 @@ impl Adapted {
         self.taken.union(&self.record.held).cloned().collect()
     }
 
-    /// What keeps it from offering devices; empty: nothing.
+    /// Why it offers no devices, as a sentence; empty: it does.
     fn waits_for(&self, has_kubelet: bool) -> String {
         match (&self.refused, &self.left) {
             (Some(refused), _) => refused.clone(),
-            (None, Some((_, why))) => why.clone(),
-            _ if self.listed.is_none() => "the plugin's first list of devices".to_owned(),
-            _ if !self.is_ready(has_kubelet) => "the kubelet's list of the devices that pods have".to_owned(),
-            _ => String::new(),
+            (None, Some((_, why))) if self.plugin.is_none() => why.clone(),
+            (None, Some(_)) => "the plugin has not listed its devices yet".to_owned(),
+            (None, None) if !self.is_ready(has_kubelet) => {
+                "the kubelet has not listed yet which devices its pods have".to_owned()
+            }
+            (None, None) => String::new(),
         }
     }
 
@@ -648,37 +691,57 @@ fn source_of(resource: &ExtendedResource) -> String {
     format!("device plugin {resource}")
 }
 
-/// Adapters by their resources: of two for a resource, or of one driver, the first counts. One that is in the record alone stays while its driver
-/// has claims, or until another kind of offer is known to be carried out.
+/// What pods have by the plugins' IDs: entries with a claim have devices of a driver.
+fn taken<'a>(
+    allocations: impl Iterator<Item = &'a PodAllocation>,
+) -> BTreeMap<ExtendedResource, BTreeSet<String>> {
+    let mut taken: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
+    for entry in allocations.flat_map(|pod| &pod.entries).filter(|entry| entry.claim.is_none()) {
+        taken.entry(entry.resource.clone()).or_default().extend(entry.devices.keys().cloned());
+    }
+    taken
+}
+
+/// Adapters by their resources: of two for a resource, or of one driver, the first counts. One that is in the record alone stays while its
+/// driver has claims, until the kubelet's device manager has its pool, or while a file cannot be read.
 fn merged(
     parts: &AdapterParts,
-    entries: Vec<AdapterEntry>,
+    entries: AdapterEntries,
     mut record: Record,
-    claimed: &BTreeSet<DriverName>,
+    claimed: &BTreeMap<DriverName, DriverKind>,
 ) -> BTreeMap<ExtendedResource, Adapted> {
+    let AdapterEntries { entries, is_incomplete } = entries;
     let mut adapted: BTreeMap<ExtendedResource, Adapted> = BTreeMap::new();
+    let conflict = |source: &str, message: String| {
+        parts.conditions.set(source, Problem::conflict(ProblemCode::AdapterConflict, message));
+    };
+    let has_claims = |driver: &DriverName| claimed.get(driver) == Some(&DriverKind::Adapter);
     for AdapterEntry { mut adapter, source } in entries {
         let (resource, driver) = (adapter.resource.clone(), adapter.driver.clone());
-        let other = adapted
-            .values()
-            .find(|known| known.adapter.resource == resource || known.adapter.driver == driver);
-        if let Some(other) = other {
+        let is_same = |known: &&Adapted| known.adapter.resource == resource || known.adapter.driver == driver;
+        if let Some(other) = adapted.values().find(is_same) {
+            let (theirs, of, name) = (&other.source, &other.adapter.resource, &other.adapter.driver);
             let message = format!(
-                "{source} has an adapter of {resource} for the driver {driver}, and {} one of {} for {}: the first counts",
-                other.source, other.adapter.resource, other.adapter.driver
+                "{source} has an adapter of {resource} for the driver {driver}, and {theirs} one of {of} for {name}: the first counts"
             );
-            parts.conditions.set(&source, Problem::conflict(ProblemCode::AdapterConflict, message));
+            conflict(&source, message);
             continue;
         }
-        let known = record.adapters.remove(&resource);
-        let known = match known {
+        if claimed.contains_key(&driver) && !has_claims(&driver) {
+            let message = format!(
+                "{source} has an adapter of {resource} for the driver {driver}, and claims were prepared by another driver of that name: the adapter does not count"
+            );
+            conflict(&source, message);
+            continue;
+        }
+        let known = match record.adapters.remove(&resource) {
             Some(known) if (&known.driver, &known.pool) == (&driver, &adapter.pool) => known,
-            Some(known) if claimed.contains(&known.driver) => {
+            Some(known) if has_claims(&known.driver) => {
                 let message = format!(
                     "{source} has the driver {driver} with the pool {} for {resource}, and claims have devices of the driver {} with the pool {}: those stay until these claims are unprepared and the daemon is restarted",
                     adapter.pool, known.driver, known.pool
                 );
-                parts.conditions.set(&source, Problem::conflict(ProblemCode::AdapterConflict, message));
+                conflict(&source, message);
                 (adapter.driver, adapter.pool) = (known.driver.clone(), known.pool.clone());
                 known
             }
@@ -690,26 +753,38 @@ fn merged(
     for (resource, known) in record.adapters {
         let is_taken = adapted.values().any(|other| other.adapter.driver == known.driver);
         let is_returned = known.is_returned || !parts.has_kubelet;
-        if is_taken || (is_returned && !claimed.contains(&known.driver)) {
+        if is_taken || (is_returned && !has_claims(&known.driver) && !is_incomplete) {
             continue;
         }
-        tracing::warn!(%resource, driver = %known.driver, "an adapter is in no file any more: it acts as a disabled one");
+        tracing::warn!(%resource, driver = %known.driver, is_incomplete, "an adapter is in no file that could be read");
         let (driver, pool) = (known.driver.clone(), known.pool.clone());
         let adapter = Adapter {
             resource: resource.clone(),
             driver,
             pool,
-            enabled: false,
+            enabled: true,
             rules: Vec::new(),
             paths: None,
         };
-        adapted.insert(resource, Adapted::new(adapter, "the record of adapters".to_owned(), known, true));
+        let source = "the record of adapters".to_owned();
+        adapted.insert(resource, Adapted::new(adapter, source, known, !is_incomplete));
     }
     adapted
 }
 
 /// The plugin's ID of a device's name, among those that are listed or held.
 fn id_of(adapted: &Adapted, name: &DeviceName) -> Option<String> {
-    let listed = adapted.listed.iter().flat_map(BTreeMap::keys);
-    listed.chain(&adapted.record.held).find(|id| device_name(id) == *name).cloned()
+    let is_known = |id: &String| {
+        adapted.listed.as_ref().is_some_and(|listed| listed.contains_key(id))
+            || adapted.record.held.contains(id)
+            || adapted.taken.contains(id)
+    };
+    match device_id(name) {
+        Some(id) => Some(id).filter(is_known),
+        // The name is a hash.
+        None => {
+            let mut listed = adapted.listed.iter().flat_map(BTreeMap::keys).chain(&adapted.record.held);
+            listed.find(|id| device_name(id) == *name).cloned()
+        }
+    }
 }

@@ -319,6 +319,12 @@ impl Registry {
         serving.or_else(|| known().map(|view| view.kind))
     }
 
+    /// Returns whether a driver publishes its own pools: a native plugin that does not list its devices here.
+    pub fn publishes_itself(&self, name: &DriverName) -> bool {
+        let lists = self.serving(name).is_ok_and(|driver| driver.inventory.is_some());
+        self.kind(name) == Some(DriverKind::Grpc) && !lists
+    }
+
     /// Returns the names of drivers with a source.
     pub fn names(&self) -> DriverNames {
         let state = self.0.state.read();

@@ -8,7 +8,7 @@ mod state;
 
 pub(crate) use cluster::client as cluster_client;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -359,7 +359,8 @@ impl Built {
         watch_config(&config, drivers, self.wasm.trust.clone(), conditions.clone());
         watch_drivers(&config, drivers, self.wasm);
         let of_plugins = recordings.clone();
-        serve_plugins(paths, drivers, registry.clone(), manager.clone(), of_plugins, sockets.device_plugins);
+        let plugins = (registry.clone(), node.name.clone(), manager.clone());
+        serve_plugins(paths, drivers, plugins, of_plugins, sockets.device_plugins);
         let kubelet_sockets = match connected {
             Some(connected) => connected.start(&cluster::Parts {
                 config: &config,
@@ -421,8 +422,10 @@ fn adapters(
     let (paths, hardware, conditions) = (&config.paths, &config.hardware, wasm.conditions.clone());
     let directories = [paths.device_plugins.as_path(), &paths.plugins_registry];
     let entries = config::adapters::read(&config.file.device_plugin_adapters, &directories, &conditions);
-    let claimed: BTreeSet<_> =
-        claims.lock().claims().flat_map(|claim| claim.drivers.keys().cloned().collect::<Vec<_>>()).collect();
+    let claims: Vec<_> = claims.lock().claims().cloned().collect();
+    let parts_of_claims = claims.iter().flat_map(|claim| &claim.drivers);
+    let claimed = parts_of_claims.filter_map(|(driver, part)| Some((driver.clone(), part.by.as_ref()?.kind)));
+    let claimed: BTreeMap<_, _> = claimed.collect();
     let parts = AdapterParts {
         file: paths.adapters.clone(),
         registry: wasm.registry.clone(),
@@ -510,14 +513,14 @@ fn watch_drivers(config: &Config, tasks: &Tasks, wasm: WasmFiles) {
 fn serve_plugins(
     paths: &Paths,
     tasks: &Tasks,
-    registry: Registry,
-    manager: Arc<Manager>,
+    (registry, node, manager): (Registry, String, Arc<Manager>),
     recordings: Recordings,
     listener: UnixListener,
 ) {
     let (times, device_plugins) = (PluginTimes::default(), paths.device_plugins.clone());
     let endpoints = Endpoints::new(manager, times, recordings.clone(), tasks.clone());
-    let plugins = Plugins { registry, endpoints: endpoints.clone(), times, recordings, tasks: tasks.clone() };
+    let plugins =
+        Plugins { registry, node, endpoints: endpoints.clone(), times, recordings, tasks: tasks.clone() };
     let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
     tasks.spawn_until_stopped("plugins", plugins.run(events));
     tasks.spawn("plugin-directory", sockets::watch(paths.plugins_registry.clone(), tasks.clone(), sender));

@@ -518,7 +518,7 @@ fn pools_of(drivers: &DriverSnapshot) -> BTreeMap<LocalPool, Option<ExtendedReso
 }
 
 /// Resolves when an adapter changed.
-async fn changed(adapters: &mut Option<watch::Receiver<u64>>) {
+pub(crate) async fn changed(adapters: &mut Option<watch::Receiver<u64>>) {
     let is_there = match adapters {
         Some(adapters) => adapters.changed().await.is_ok(),
         None => false,

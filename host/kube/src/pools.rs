@@ -2,7 +2,7 @@
 //! other drivers are published by `PoolNames`.
 
 use nodedock_core::registry::Registry;
-use nodedock_model::{AllocatedDevice, Claim, DriverKind, DriverName, PoolName};
+use nodedock_model::{AllocatedDevice, Claim, DriverName, PoolName};
 
 pub use nodedock_model::PoolNames;
 
@@ -16,13 +16,13 @@ pub struct NodePools {
 impl NodePools {
     /// A driver that is not known yet is taken for one of a file: a plugin that is not here is not called anyway.
     fn is_native(&self, driver: &DriverName) -> bool {
-        self.registry.kind(driver) == Some(DriverKind::Grpc)
+        self.registry.publishes_itself(driver)
     }
 
     /// Whether an allocated device, by the name that the API server has, is one of this node's drivers of files.
     pub(crate) fn has_device(&self, device: &AllocatedDevice) -> bool {
-        matches!(self.registry.kind(&device.driver), Some(DriverKind::Wasm | DriverKind::Adapter))
-            && self.names.is_of_node(&device.pool)
+        let is_known = self.registry.kind(&device.driver).is_some();
+        is_known && !self.is_native(&device.driver) && self.names.is_of_node(&device.pool)
     }
 
     /// The name that the API server has.

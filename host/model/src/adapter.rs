@@ -242,7 +242,10 @@ impl ValueType {
             }
             Self::Int => text.parse().ok().map(AttributeValue::Int),
             Self::Bool => text.parse().ok().map(AttributeValue::Bool),
-            Self::Version => Version::parse(text).ok().map(AttributeValue::Version),
+            Self::Version => {
+                let fits = text.len() <= limit::ATTRIBUTE_TEXT_MAX;
+                Version::parse(text).ok().filter(|_| fits).map(AttributeValue::Version)
+            }
         }
     }
 }

@@ -129,10 +129,12 @@ pub struct ReportedDevice {
 pub enum DraService {
     V1,
     V1beta1,
+    /// `v1alpha3` or `v1alpha2`: a registration does not say which.
+    Alpha,
 }
 
 impl DraService {
-    /// The newest first: it is taken whatever a plugin's order.
+    /// Those of today's kubelets, the newest first: it is taken whatever a plugin's order.
     pub const ALL: [Self; 2] = [Self::V1, Self::V1beta1];
 
     /// As plugins list it, which is not the name of the gRPC service.
@@ -140,6 +142,7 @@ impl DraService {
         match self {
             Self::V1 => "v1.DRAPlugin",
             Self::V1beta1 => "v1beta1.DRAPlugin",
+            Self::Alpha => "1.0.0",
         }
     }
 
@@ -147,6 +150,7 @@ impl DraService {
         match self {
             Self::V1 => "v1",
             Self::V1beta1 => "v1beta1",
+            Self::Alpha => "v1alpha",
         }
     }
 }

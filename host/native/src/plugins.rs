@@ -46,6 +46,8 @@ const ORDERS_WAITING_MAX: usize = 64;
 #[derive(Clone)]
 pub struct Plugins<S: PluginSink> {
     pub registry: Registry,
+    /// This node's name.
+    pub node: String,
     /// Where accepted device plugins are registered.
     pub endpoints: Endpoints<S>,
     pub times: PluginTimes,

@@ -5,6 +5,7 @@ mod binding;
 mod claims;
 mod extended;
 mod kubelet;
+mod old_plugins;
 mod starts;
 mod taints;
 mod turns;

@@ -22,7 +22,7 @@ pub(super) struct AdapterDriver {
     adapters: Adapters,
     resource: ExtendedResource,
     /// One call of the plugin at a time.
-    turn: Arc<tokio::sync::Mutex<()>>,
+    calling: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// The devices of a request, and the plugin's IDs of them.
@@ -39,9 +39,9 @@ impl AdapterDriver {
     pub(super) fn new(
         adapters: Adapters,
         resource: ExtendedResource,
-        turn: Arc<tokio::sync::Mutex<()>>,
+        calling: Arc<tokio::sync::Mutex<()>>,
     ) -> Self {
-        Self { adapters, resource, turn }
+        Self { adapters, resource, calling }
     }
 
     async fn prepare_claim(
@@ -67,8 +67,7 @@ impl AdapterDriver {
         })?;
         let mut prepared = PreparedClaim::default();
         for group in groups {
-            let allocation = self.allocate(call, until, plugin.as_ref(), &group).await?;
-            self.check_paths(paths.as_ref(), &allocation)?;
+            let allocation = self.allocate(call, until, plugin.as_ref(), &group, paths.as_ref()).await?;
             prepared.annotations.extend(allocation.annotations.clone());
             prepared.devices.extend(devices(&group, allocation, &self.adapters.0.parts.hardware));
         }
@@ -155,13 +154,15 @@ impl AdapterDriver {
         until: Instant,
         plugin: &dyn DeviceDriver,
         group: &Group<'_>,
+        paths: Option<&PathPatterns>,
     ) -> Result<ContainerAllocation, Problem> {
         let resource = &self.resource;
         let late = |what: &str| {
             let message = format!("the device plugin of {resource} did not answer in time ({what})");
             Problem::unavailable(ProblemCode::DriverDeadline, message)
         };
-        let _turn = timeout_at(until, self.turn.lock()).await.map_err(|_| late("a call before this one"))?;
+        let _calling =
+            timeout_at(until, self.calling.lock()).await.map_err(|_| late("a call before this one"))?;
         let remaining = || Call {
             request_id: call.request_id.clone(),
             deadline: until.saturating_duration_since(Instant::now()),
@@ -175,6 +176,7 @@ impl AdapterDriver {
             timeout_at(until, checking).await.map_err(|_| late("a look at the paths of the answer"))?;
         checked
             .unwrap_or_else(|error| Err(Problem::internal(ProblemCode::Interrupted, error.to_string())))?;
+        self.check_paths(paths, &answer)?;
         if plugin.options().pre_start_required {
             let deadline = until.min(Instant::now() + limit::PRE_START);
             let started = timeout_at(deadline, plugin.pre_start(&remaining(), &group.ids)).await;
@@ -204,7 +206,7 @@ fn devices(group: &Group<'_>, allocation: ContainerAllocation, hardware: &Hardwa
 fn undelivered(allocation: &ContainerAllocation) -> DeviceStatus {
     let keys: Vec<_> = allocation.annotations.keys().map(String::as_str).collect();
     let message = format!(
-        "containers get these annotations of the device plugin by the node API alone: {}",
+        "containers get these annotations of the device plugin by the node API and by the kubelet's device manager alone: {}",
         keys.join(", ")
     );
     let condition = Condition {

@@ -63,6 +63,18 @@ impl Home {
         allocations: &[PodAllocation],
         claimed: &[&str],
     ) -> Run {
+        let claimed: Vec<_> = claimed.iter().map(|name| (*name, DriverKind::Adapter)).collect();
+        let entries = AdapterEntries { entries, is_incomplete: false };
+        self.load(entries, has_kubelet, allocations, &claimed)
+    }
+
+    fn load(
+        &self,
+        entries: AdapterEntries,
+        has_kubelet: bool,
+        allocations: &[PodAllocation],
+        claimed: &[(&str, DriverKind)],
+    ) -> Run {
         let conditions = Conditions::new(Changes::default());
         let registry = Registry::new(Changes::default(), conditions.clone(), None);
         let parts = AdapterParts {
@@ -76,7 +88,7 @@ impl Home {
             grace: Duration::from_secs(300),
             has_kubelet,
         };
-        let claimed = claimed.iter().map(|name| name.parse().unwrap()).collect();
+        let claimed = claimed.iter().map(|(name, kind)| (name.parse().unwrap(), *kind)).collect();
         let adapters = Adapters::load(parts, entries, allocations, &claimed);
         let tasks = Tasks::new();
         adapters.start(&tasks);
@@ -356,8 +368,8 @@ async fn what_a_kubelets_pods_have_is_taken_over_once_and_over_restarts() {
     {
         let run = home.start(vec![entry()], true);
         run.plug(&plugin, &[("a", true), ("b", true)]);
-        assert_eq!(run.adapters.awaited(), [resource()].into());
-        assert!(run.adapters.list()[0].waits_for.contains("the kubelet's list"));
+        assert_eq!(run.adapters.awaited(), [(resource(), BTreeSet::new())].into());
+        assert!(run.adapters.list()[0].waits_for.contains("the kubelet has not listed yet"));
         // A pod may have it by the plugin's ID.
         assert_eq!(run.prepare(claim(&[("r", "b")])).await.unwrap_err().code, "driver-not-serving");
         run.adapters.set_held(&resource(), &ids(&["a"])).await.unwrap();
@@ -401,6 +413,70 @@ async fn what_an_operator_decides_is_durable_and_an_adapter_without_a_file_stays
 }
 
 #[tokio::test]
+async fn an_adapter_that_was_removed_and_is_written_again_takes_over_again() {
+    let home = Home::new();
+    let ids: BTreeSet<_> = ["a".to_owned()].into();
+    {
+        let run = home.start(vec![entry()], true);
+        run.adapters.set_held(&resource(), &BTreeSet::new()).await.unwrap();
+        run.adapters.set_enabled(DRIVER, false).await.unwrap();
+        run.adapters.set_returned(&[DRIVER.parse().unwrap()].into()).await.unwrap();
+    }
+    // The kubelet is offered the plugin's own IDs, and a pod gets one of them.
+    assert!(!home.start(Vec::new(), true).adapters.adapts(&resource()));
+    let run = home.start(vec![entry()], true);
+    run.plug(&FakePlugin::new(), &[("a", true), ("b", true)]);
+    assert_eq!(run.adapters.awaited().len(), 1);
+    run.adapters.set_held(&resource(), &ids).await.unwrap();
+    run.until_published(&[("b", HEALTHY)]).await;
+    assert_eq!(run.adapters.held_at_kubelet(), [(resource(), DRIVER.parse().unwrap(), ids)]);
+}
+
+#[tokio::test]
+async fn an_adapter_beside_another_is_recorded_before_it_has_claims() {
+    let home = Home::new();
+    drop(home.start(vec![entry_with("resource: example.com/first\ndriver: first.example.com\n")], false));
+    drop(home.start(vec![entry()], false));
+    assert!(home.start_with(Vec::new(), false, &[], &[DRIVER]).adapters.adapts(&resource()));
+}
+
+#[tokio::test]
+async fn an_adapter_whose_file_cannot_be_read_stays_as_it_was() {
+    let home = Home::new();
+    drop(home.start(vec![entry()], true));
+    let unread = AdapterEntries { entries: Vec::new(), is_incomplete: true };
+    let run = home.load(unread.clone(), true, &[], &[]);
+    let view = run.adapters.list().remove(0);
+    assert!(view.enabled && !view.is_removed && run.adapters.disabled().is_empty());
+    run.adapters.set_enabled(DRIVER, false).await.unwrap();
+    assert!(!home.load(unread, true, &[], &[]).adapters.disabled().is_empty());
+}
+
+#[tokio::test]
+async fn the_name_of_a_driver_of_another_kind_that_has_claims_is_refused() {
+    let home = Home::new();
+    let entries = AdapterEntries { entries: vec![entry()], is_incomplete: false };
+    let run = home.load(entries, false, &[], &[(DRIVER, DriverKind::Wasm)]);
+    assert!(!run.adapters.adapts(&resource()) && run.registry.kind(&DRIVER.parse().unwrap()).is_none());
+    assert_eq!(run.codes(), ["adapter-conflict"]);
+}
+
+#[tokio::test]
+async fn devices_of_a_plugin_that_registers_again_are_healthy_when_it_has_listed_them() {
+    let home = Home::new();
+    let run = home.start(vec![entry()], false);
+    let registration = run.plug(&FakePlugin::new(), &[("a", true)]);
+    run.until_published(&[("a", HEALTHY)]).await;
+    run.adapters.left(&resource(), registration, &Problem::unavailable("gone", "its stream ended"));
+    run.until_published(&[("a", UNHEALTHY)]).await;
+    let registration = run.adapters.arrived(&resource(), FakePlugin::new()).unwrap();
+    assert_eq!(run.adapters.list()[0].waits_for, "the plugin has not listed its devices yet");
+    run.until_published(&[("a", UNHEALTHY)]).await;
+    run.adapters.listed(&resource(), registration, list(&[("a", true)]));
+    run.until_published(&[("a", HEALTHY)]).await;
+}
+
+#[tokio::test]
 async fn two_adapters_of_one_resource_or_driver_and_a_taken_name_are_conditions_that_name_both() {
     let home = Home::new();
     let other = |text: &str| AdapterEntry { source: "/b.adapter.yaml".to_owned(), ..entry_with(text) };
@@ -418,11 +494,9 @@ async fn two_adapters_of_one_resource_or_driver_and_a_taken_name_are_conditions_
     assert!(run.registry.serve("/plugins/thing.sock", native).unwrap_err().contains(RESOURCE));
 
     // The name is another driver's, until that is gone.
-    let conditions = Conditions::new(Changes::default());
     let first = run.driver();
     run.registry.retire(&source_of(&resource()));
     run.registry.serve("/plugins/thing.sock", Driver { inventory: None, ..first }).unwrap();
-    drop(conditions);
     run.adapters.state().adapted.get_mut(&resource()).unwrap().refused = Some("again".to_owned());
     run.plug(&FakePlugin::new(), &[("a", true)]);
     let refused = async {

@@ -34,7 +34,7 @@ pub(super) async fn run(location: &Location, command: AdapterCommand) -> Result<
     let word = if enabled { "enabled" } else { "disabled" };
     print_text(&format!("adapter {driver} of {resource} is {word}"))?;
     if !reason.is_empty() {
-        print_text(&format!("it waits for {reason}"))?;
+        print_text(&format!("its devices are not offered yet: {reason}"))?;
     }
     Ok(())
 }

@@ -86,7 +86,7 @@ fn adapter_lines(adapter: &v1::Adapter) -> Vec<String> {
         (false, false) => "is disabled: the kubelet's device manager is to have the devices",
     };
     let mut lines = vec![format!("  adapter: driver {driver} of {source} {state}")];
-    lines.extend((!reason.is_empty()).then(|| format!("  it waits for {reason}")));
+    lines.extend((!reason.is_empty()).then(|| format!("  its devices are not offered yet: {reason}")));
     if !held.is_empty() {
         lines.push(format!("  pods have from the time before the adapter: {}", held.join(", ")));
     }

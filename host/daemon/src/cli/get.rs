@@ -29,7 +29,7 @@ pub(super) struct GetArgs {
     #[arg(short, long)]
     watch: bool,
     /// Create the DeviceClasses in the cluster, with the rights of --kubeconfig; one that is there is not changed
-    #[arg(long, requires = "kubeconfig")]
+    #[arg(long, requires = "kubeconfig", conflicts_with = "watch")]
     apply: bool,
     /// The kubeconfig for --apply
     #[arg(long, value_name = "FILE", env = "KUBECONFIG")]
@@ -213,9 +213,12 @@ async fn apply(classes: &[ClassOfResource], kubeconfig: &Path) -> Result<()> {
         let applied = apply_class(&client, resource, driver).await;
         let applied = applied.with_context(|| format!("create the DeviceClass of {resource}"))?;
         let name = class_name(resource);
-        is_done &= applied != Applied::Differs;
+        is_done &= matches!(applied, Applied::Created | Applied::Unchanged);
         print_text(&match applied {
             Applied::Created => format!("deviceclass {name} created"),
+            Applied::WithoutResource => format!(
+                "deviceclass {name} created, and the API server dropped its spec.extendedResourceName"
+            ),
             Applied::Unchanged => format!("deviceclass {name} unchanged"),
             Applied::Differs => format!(
                 "deviceclass {name} is another one, and stays as it is: compare it with nodedock get deviceclasses {name} -o yaml"

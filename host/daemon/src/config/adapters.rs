@@ -1,13 +1,14 @@
 //! Adapters of device plugins: the section `devicePluginAdapters`, and the files `NAME.adapter.yaml` beside the plugins' sockets.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
 use nodedock_base::conditions::Conditions;
-use nodedock_core::adapters::AdapterEntry;
+use nodedock_core::adapters::{AdapterEntries, AdapterEntry};
 use nodedock_model::{Adapter, AdapterError, Problem, ProblemCode, limit};
 
 const SUFFIX: &str = ".adapter.yaml";
@@ -33,34 +34,59 @@ pub(super) fn entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<
     Ok(entries)
 }
 
-/// Returns the adapters of the config, and then those of the files in some directories, by name. A file that is not valid is a condition.
-pub(crate) fn read(config: &[Adapter], directories: &[&Path], conditions: &Conditions) -> Vec<AdapterEntry> {
+/// Returns the adapters of the config, and then those of the files in some directories, by name. A file that is not valid, and a directory that
+/// cannot be read, is a condition.
+pub(crate) fn read(config: &[Adapter], directories: &[&Path], conditions: &Conditions) -> AdapterEntries {
     let entry =
         |adapter: &Adapter| AdapterEntry { adapter: adapter.clone(), source: "the config".to_owned() };
-    let mut found: Vec<_> = config.iter().map(entry).collect();
-    for path in directories.iter().flat_map(|directory| files(directory)) {
+    let mut found = AdapterEntries { entries: config.iter().map(entry).collect(), is_incomplete: false };
+    let refuse = |path: &Path, why: &str| {
         let source = path.display().to_string();
-        match file(&path) {
-            Ok(adapter) => found.push(AdapterEntry { adapter, source }),
-            Err(why) => {
-                let message = format!("the adapter {source} is not valid and does not count: {why}");
-                conditions.set(&source, Problem::invalid(ProblemCode::AdapterInvalid, message));
+        let message = format!("the adapter {source} is not valid and does not count: {why}");
+        conditions.set(&source, Problem::invalid(ProblemCode::AdapterInvalid, message));
+    };
+    for directory in directories {
+        let files = files(directory).unwrap_or_else(|error| {
+            refuse(directory, &error.to_string());
+            found.is_incomplete = true;
+            Vec::new()
+        });
+        for path in files {
+            match file(&path) {
+                Ok(adapter) => {
+                    found.entries.push(AdapterEntry { adapter, source: path.display().to_string() });
+                }
+                Err(why) => {
+                    refuse(&path, &why);
+                    found.is_incomplete = true;
+                }
             }
         }
     }
     found
 }
 
-fn files(directory: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let paths = entries.map(|entry| entry.path());
-    let is_adapter = |path: &PathBuf| {
-        path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.ends_with(SUFFIX))
+/// The adapter files in a directory, by name. A directory that is not there has none.
+fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
     };
-    let mut files: Vec<_> = paths.filter(is_adapter).collect();
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.ends_with(SUFFIX)) {
+            files.push(path);
+        }
+    }
+    if files.len() > limit::PLUGIN_RESOURCES_MAX {
+        let (count, max) = (files.len(), limit::PLUGIN_RESOURCES_MAX);
+        return Err(io::Error::other(format!(
+            "it has {count} adapters, and {max} are the most that are read"
+        )));
+    }
     files.sort();
-    files.truncate(limit::PLUGIN_RESOURCES_MAX);
-    files
+    Ok(files)
 }
 
 fn file(path: &Path) -> Result<Adapter, String> {
@@ -118,8 +144,9 @@ mod tests {
         let config = parse("[{ resource: example.com/a, driver: a.example.com }]").unwrap();
         let missing = directory.path().join("missing");
         let found = read(&config.device_plugin_adapters, &[directory.path(), &missing], &conditions);
+        assert!(found.is_incomplete);
         let found: Vec<_> =
-            found.iter().map(|entry| (entry.adapter.driver.as_str(), entry.source.clone())).collect();
+            found.entries.iter().map(|entry| (entry.adapter.driver.as_str(), entry.source.clone())).collect();
         let file = directory.path().join("b.adapter.yaml").display().to_string();
         assert_eq!(found, [("a.example.com", "the config".to_owned()), ("b.example.com", file)]);
         let problems: Vec<_> =
@@ -127,5 +154,8 @@ mod tests {
         assert_eq!(problems.len(), 2, "{problems:?}");
         assert!(problems[0].contains("line 2, column 7: kind is \"DriverGrant\""), "{problems:?}");
         assert!(problems[1].contains("no regular file"), "{problems:?}");
+        let file = directory.path().join("c.yaml");
+        assert!(read(&[], &[&file], &conditions).is_incomplete, "it is no directory");
+        assert_eq!(read(&[], &[&missing], &conditions), AdapterEntries::default());
     }
 }

@@ -139,7 +139,9 @@ pub fn adapter(view: &AdapterView, mechanisms: Option<&Mechanisms>) -> v1::Adapt
     let pool = LocalPool { driver: view.driver.clone(), pool: view.pool.clone() };
     let status = mechanisms.and_then(|mechanisms| mechanisms.pools.get(&pool));
     let waits_for = match (view.waits_for.as_str(), status) {
-        ("", Some(status)) => status.waits_for.clone(),
+        ("", Some(status)) if !status.waits_for.is_empty() => {
+            format!("the pool waits for {}", status.waits_for)
+        }
         (waits_for, _) => waits_for.to_owned(),
     };
     v1::Adapter {

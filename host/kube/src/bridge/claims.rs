@@ -54,7 +54,11 @@ impl Context {
             let record = records.find(|record| record.id.uid == claim.uid)?;
             record.drivers.get(driver)?.by.as_ref().map(|by| by.kind)
         };
-        if self.parts.registry.kind(driver).or_else(prepared_by) != Some(DriverKind::Grpc) {
+        let publishes_itself = match self.parts.registry.kind(driver) {
+            Some(_) => self.parts.registry.publishes_itself(driver),
+            None => prepared_by() == Some(DriverKind::Grpc),
+        };
+        if !publishes_itself {
             devices
                 .iter_mut()
                 .for_each(|device| device.pool = self.parts.pools.published(driver, &device.pool));

@@ -143,9 +143,13 @@ impl DevicePluginController {
         let mut changes = context.parts.changes.listen();
         let (mut mechanisms, mut alone) =
             (context.parts.extended_resources.mechanism_changes(), context.alone.subscribe());
+        let mut adapters = context.parts.manager.adapters().map(|adapters| adapters.changes());
         self.remembered = self.file.load().await;
         loop {
             pools.mark_unchanged();
+            if let Some(adapters) = &mut adapters {
+                adapters.mark_unchanged();
+            }
             serving.mark_unchanged();
             let (mechanisms_now, is_alone) =
                 (mechanisms.borrow_and_update().clone(), *alone.borrow_and_update());
@@ -163,6 +167,7 @@ impl DevicePluginController {
                 // The senders are in the context.
                 _ = mechanisms.changed() => {}
                 _ = alone.changed() => {}
+                () = crate::extended_resources::changed(&mut adapters) => {}
                 () = Changes::next_of(&mut changes, ChangedKind::Claim) => {}
                 () = tokio::time::sleep_until(wake) => {}
             }
@@ -194,7 +199,10 @@ impl DevicePluginController {
         }
         let (code, max) = (ProblemCode::TooManyResources, limit::PLUGIN_RESOURCES_MAX);
         let offers = offers::desired(&self.observed(), &mut self.remembered);
-        let mut offers = offers::by_mechanism(offers, mechanisms, &self.context.allocated_devices());
+        let offers = offers::by_mechanism(offers, mechanisms, &self.context.allocated_devices());
+        let adapters = self.context.parts.manager.adapters();
+        let held = adapters.map(|adapters| adapters.held_at_kubelet()).unwrap_or_default();
+        let mut offers = offers::with_held(offers, held);
         let problem = offers.keys().nth(max).cloned().map(|first| {
             let count = offers.split_off(&first).len();
             let message = format!(

@@ -11,6 +11,8 @@ use nodedock_model::{DriverName, ExtendedResource};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Applied {
     Created,
+    /// The API server, which is older, dropped the resource's name.
+    WithoutResource,
     /// The cluster has it as it is.
     Unchanged,
     /// The cluster has another one of its name, which stays.
@@ -32,7 +34,10 @@ pub async fn apply_class(
     let class: DynamicObject = serde_json::from_value(wanted.clone()).map_err(invalid)?;
     let api = Api::all_with(client.client(), &DraVersion::V1.resource(DraResource::Classes));
     match api.create(&PostParams::default(), &class).await.map_err(ApiError::from) {
-        Ok(_) => return Ok(Applied::Created),
+        Ok(created) => {
+            let is_whole = created.data["spec"]["extendedResourceName"] == resource.as_str();
+            return Ok(if is_whole { Applied::Created } else { Applied::WithoutResource });
+        }
         Err(error) if error.kind == ErrorKind::Conflict => {}
         Err(error) => return Err(error),
     }

@@ -99,8 +99,14 @@ impl Bench {
             self.endpoints.clone(),
         );
         let recordings = Recordings::default();
-        let plugins =
-            Plugins { registry: registry.clone(), endpoints, times, recordings, tasks: tasks.clone() };
+        let plugins = Plugins {
+            registry: registry.clone(),
+            node: "node-1".to_owned(),
+            endpoints,
+            times,
+            recordings,
+            tasks: tasks.clone(),
+        };
         let (sender, events) = mpsc::channel(64);
         tasks.spawn("plugins", plugins.run(events));
         tasks.spawn("sockets", sockets::watch(directory, tasks.clone(), sender));

@@ -68,7 +68,7 @@ fn refused(peer: &str, error: &str) -> Result<(), Problem> {
     if error.is_empty() { Ok(()) } else { Err(problem::of_claim(peer, error)) }
 }
 
-fn prepared_devices(answers: Vec<wire::Device>) -> Result<Vec<PreparedDevice>, String> {
+pub(super) fn prepared_devices(answers: Vec<wire::Device>) -> Result<Vec<PreparedDevice>, String> {
     at_most("devices", answers.len(), PLUGIN_DEVICES_MAX)?;
     let mut devices: Vec<PreparedDevice> = Vec::with_capacity(answers.len());
     for answer in answers {

@@ -17,28 +17,34 @@ use nodedock_model::{DriverClaim, DriverClaimRecord, DriverName, PreparedClaim, 
 /// Time that a call waits for a lost connection: a plugin that is replaced in place takes about a second.
 const RECONNECT_WAIT: Duration = Duration::from_secs(2);
 
-/// One instance of a native driver.
-pub struct DraPlugin {
+/// What calls of a native driver share.
+pub struct Caller {
     pub name: DriverName,
-    pub service: DraService,
     pub connection: Connection,
     pub rpcs: Rpcs,
     pub tap: Tap,
 }
 
-impl DraPlugin {
-    /// The gRPC path of a method.
-    fn path(&self, method: &str) -> String {
-        format!("/k8s.io.kubelet.pkg.apis.dra.{}.DRAPlugin/{method}", self.service.version())
-    }
+/// One instance of a native driver.
+pub struct DraPlugin {
+    pub caller: Caller,
+    pub service: DraService,
+}
 
+impl Caller {
     /// As problems name it.
-    fn peer(&self) -> String {
+    pub(super) fn peer(&self) -> String {
         format!("driver {}", self.name)
     }
 
-    /// Calls on the current connection, or after a short wait on the next one.
-    async fn call<Q, A>(&self, call: &Call, method: &str, message: Q) -> Result<A, Problem>
+    /// Calls on the current connection, or after a short wait on the next one. `service`: its name in gRPC.
+    pub(super) async fn call<Q, A>(
+        &self,
+        call: &Call,
+        service: &str,
+        method: &str,
+        message: Q,
+    ) -> Result<A, Problem>
     where
         Q: Message + Serialize + 'static,
         A: Message + Serialize + Default + 'static,
@@ -50,7 +56,7 @@ impl DraPlugin {
         let started = Instant::now();
         let deadline = until.saturating_duration_since(started).max(Duration::from_millis(1));
         let request = rpc::request(&Call { request_id: call.request_id.clone(), deadline }, message);
-        let path = self.path(method);
+        let path = format!("/{service}/{method}");
         let ended = timeout_at(until, rpc::unary(channel, path.clone(), request)).await;
         let code = match &ended {
             Ok(Ok(_)) => Code::Ok,
@@ -65,7 +71,7 @@ impl DraPlugin {
     }
 
     /// Returns one outcome for each claim; logs and drops the rest of the response.
-    fn settle<'a, T>(
+    pub(super) fn settle<'a, T>(
         &self,
         call: &Call,
         asked: impl IntoIterator<Item = &'a Uid>,
@@ -81,7 +87,7 @@ impl DraPlugin {
     }
 
     /// A kubelet does not compare a plugin's devices with the allocation, and some plugins return other devices.
-    fn note_strangers(&self, call: &Call, asked: &DriverClaim, prepared: &PreparedClaim) {
+    pub(super) fn note_strangers(&self, call: &Call, asked: &DriverClaim, prepared: &PreparedClaim) {
         for device in &prepared.devices {
             let allocated =
                 |a: &&nodedock_model::AllocatedDevice| a.pool == device.pool && a.device == device.device;
@@ -96,10 +102,21 @@ impl DraPlugin {
     }
 }
 
+impl DraPlugin {
+    async fn call<Q, A>(&self, call: &Call, method: &str, message: Q) -> Result<A, Problem>
+    where
+        Q: Message + Serialize + 'static,
+        A: Message + Serialize + Default + 'static,
+    {
+        let service = format!("k8s.io.kubelet.pkg.apis.dra.{}.DRAPlugin", self.service.version());
+        self.caller.call(call, &service, method, message).await
+    }
+}
+
 #[async_trait]
 impl ClaimDriver for DraPlugin {
     fn stats(&self) -> Option<DriverStats> {
-        Some(DriverStats::Grpc(self.rpcs.list()))
+        Some(DriverStats::Grpc(self.caller.rpcs.list()))
     }
 
     async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
@@ -111,10 +128,11 @@ impl ClaimDriver for DraPlugin {
             Ok(answer) => answer,
             Err(problem) => return all_failed(asked(), &problem),
         };
-        let outcomes = self.settle(call, asked(), convert::prepared(&self.peer(), self.service, answer));
+        let outcomes =
+            self.caller.settle(call, asked(), convert::prepared(&self.caller.peer(), self.service, answer));
         for claim in claims {
             if let Some(Ok(prepared)) = outcomes.get(&claim.id.uid) {
-                self.note_strangers(call, claim, prepared);
+                self.caller.note_strangers(call, claim, prepared);
             }
         }
         outcomes
@@ -126,7 +144,7 @@ impl ClaimDriver for DraPlugin {
             claims: claims.iter().map(|live| convert::claim(&live.claim.id)).collect(),
         };
         match self.call(call, "NodeUnprepareResources", request).await {
-            Ok(answer) => self.settle(call, asked(), convert::unprepared(&self.peer(), answer)),
+            Ok(answer) => self.caller.settle(call, asked(), convert::unprepared(&self.caller.peer(), answer)),
             Err(problem) => all_failed(asked(), &problem),
         }
     }

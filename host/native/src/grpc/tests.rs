@@ -43,13 +43,9 @@ impl Bench {
         let tasks = Tasks::new();
         let connection = Connection::open(plugin.endpoint().to_owned(), &tasks);
         let name = DriverName::new(DRIVER).unwrap();
-        let driver = DraPlugin {
-            name,
-            service,
-            connection: connection.clone(),
-            rpcs: Rpcs::default(),
-            tap: Tap::default(),
-        };
+        let caller =
+            Caller { name, connection: connection.clone(), rpcs: Rpcs::default(), tap: Tap::default() };
+        let driver = DraPlugin { caller, service };
         Self { _dir: dir, plugin, connection, tasks, driver }
     }
 
@@ -332,7 +328,7 @@ async fn health_is_followed_in_either_version() {
             options.versions.health_v1alpha1 = true;
         });
         let health_of = Health::follow(
-            bench.driver.name.clone(),
+            bench.driver.caller.name.clone(),
             service,
             bench.connection.clone(),
             Tap::default(),
@@ -353,7 +349,7 @@ async fn health_is_followed_in_either_version() {
 #[tokio::test]
 async fn calls_at_once_and_the_health_stream_share_one_connection() {
     let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| options.versions.health_v1 = true);
-    let (name, tasks) = (bench.driver.name.clone(), &bench.tasks);
+    let (name, tasks) = (bench.driver.caller.name.clone(), &bench.tasks);
     Health::follow(name, HealthService::V1, bench.connection.clone(), Tap::default(), tasks);
     assert_eq!(bench.plugin.event().await, Event::HealthWatched("v1"));
     let uids: Vec<_> = (0..10).map(|n| format!("c{n}")).collect();
@@ -365,7 +361,7 @@ async fn calls_at_once_and_the_health_stream_share_one_connection() {
 #[tokio::test]
 async fn a_health_stream_that_breaks_is_begun_again_and_ends_with_its_tasks() {
     let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| options.versions.health_v1 = true);
-    let (name, tasks) = (bench.driver.name.clone(), bench.tasks.child());
+    let (name, tasks) = (bench.driver.caller.name.clone(), bench.tasks.child());
     Health::follow(name, HealthService::V1, bench.connection.clone(), Tap::default(), &tasks);
     assert_eq!(bench.plugin.event().await, Event::HealthWatched("v1"));
     bench.plugin.disconnect();
@@ -385,7 +381,7 @@ async fn a_health_service_that_is_not_there_is_asked_once() {
     bench.link("connected").await;
     let tasks = Tasks::new();
     Health::follow(
-        bench.driver.name.clone(),
+        bench.driver.caller.name.clone(),
         HealthService::V1,
         bench.connection.clone(),
         Tap::default(),
@@ -400,11 +396,11 @@ async fn messages_of_a_recorded_driver_are_recorded_with_their_answers() {
     let recorded = Recorded::new(DRIVER);
     let mut bench =
         Bench::with(Script::ok(DRIVER), DraService::V1, |options| options.versions.health_v1 = true);
-    bench.driver.tap = recorded.tap();
+    bench.driver.caller.tap = recorded.tap();
     bench.prepare("c1").await.unwrap();
     bench.driver.unprepare(&call(Duration::from_secs(30)), &[live("c1")]).await["c1"].as_ref().unwrap();
     let mut broken = Bench::new(Script::prepare(Answer::Status(Code::Internal, "no\nluck".to_owned())));
-    broken.driver.tap = recorded.tap();
+    broken.driver.caller.tap = recorded.tap();
     broken.prepare("c2").await.unwrap_err();
     let calls = recorded.calls().await;
     let methods: Vec<_> = calls.iter().map(|(method, ..)| method.as_str()).collect();
@@ -425,7 +421,7 @@ async fn messages_of_a_recorded_driver_are_recorded_with_their_answers() {
 async fn health_of_a_recorded_driver_is_recorded() {
     let recorded = Recorded::new(DRIVER);
     let bench = Bench::with(Script::ok(DRIVER), DraService::V1, |options| options.versions.health_v1 = true);
-    let (name, connection) = (bench.driver.name.clone(), bench.connection.clone());
+    let (name, connection) = (bench.driver.caller.name.clone(), bench.connection.clone());
     let health_of = Health::follow(name, HealthService::V1, connection, recorded.tap(), &bench.tasks);
     assert_eq!(bench.plugin.event().await, Event::HealthWatched("v1"));
     bench.plugin.report_health(vec![health("null-0", SaidState::Unhealthy, "too hot")]);

@@ -71,11 +71,20 @@ fn dra(info: PluginInfo, socket: &Path) -> Result<DraOffer, OfferError> {
     let name = DriverName::new(&info.name)?;
     let endpoint = endpoint(&info.endpoint, socket)?;
     let listed = |wanted: &str| info.services.iter().any(|service| service == wanted);
-    let service = DraService::ALL.into_iter().find(|service| listed(service.listed_as()));
+    let old = || info.services.iter().any(|service| is_former(service)).then_some(DraService::Alpha);
+    let service = DraService::ALL.into_iter().find(|service| listed(service.listed_as())).or_else(old);
     let health = HealthService::ALL.into_iter().find(|service| listed(service.listed_as()));
     let service = service.ok_or_else(|| no_common(&info.services, "v1.DRAPlugin, v1beta1.DRAPlugin"))?;
     let services = info.services.iter().map(|service| shown(service)).collect();
     Ok(DraOffer { name, endpoint, service, health, services })
+}
+
+/// Plugins before `v1beta1` list a version of the registration: `1.0.0`.
+fn is_former(version: &str) -> bool {
+    let mut numbers = version.split('.');
+    numbers.next() == Some("1")
+        && numbers.clone().count() == 2
+        && numbers.all(|number| number.parse::<u32>().is_ok())
 }
 
 fn device_plugin(info: &PluginInfo, socket: &Path) -> Result<Offer, OfferError> {
@@ -154,16 +163,18 @@ mod tests {
     }
 
     #[test]
-    fn versions_of_former_times_and_none_at_all_are_refused_in_a_kubelets_words() {
+    fn versions_of_former_times_are_known_and_others_and_none_are_refused_in_a_kubelets_words() {
         let text = |services: &[&str]| offer("/run/dra.sock", services).unwrap_err().to_string();
         assert!(
             text(&[]).contains("plugin validation failed with err: empty list of supported gRPC services")
         );
-        let refusal = text(&["1.0.0"]);
-        assert!(
-            refusal.contains("none of services supported by the plugin (1.0.0) are supported"),
-            "{refusal}"
-        );
+        assert_eq!(dra_offer(&["1.0.0"]).service, DraService::Alpha);
+        assert_eq!(dra_offer(&["1.0.0", "v1beta1.DRAPlugin"]).service, DraService::V1beta1);
+        for other in ["2.0.0", "1.0", "1.0.x", "1.0.0.0", "1..0"] {
+            let refusal = text(&[other]);
+            let wanted = format!("none of services supported by the plugin ({other}) are supported");
+            assert!(refusal.contains(&wanted), "{refusal}");
+        }
         text(&["k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"]);
         text(&["v1.DRAResourceHealth"]);
     }

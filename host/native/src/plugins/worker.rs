@@ -11,11 +11,14 @@ use tokio::time::Instant;
 use super::Plugins;
 use super::offer::{self, DraOffer, Offer, OfferError};
 use crate::endpoints::PluginSink;
-use crate::grpc::{Connection, DraPlugin, Health, PluginInfo, Registrar, RegistrarError, Rpcs, Tap};
+use crate::grpc::{
+    Caller, Connection, DraPlugin, DraService, Health, OldDraPlugin, PluginInfo, Registrar, RegistrarError,
+    Rpcs, Tap, inventory,
+};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
-use nodedock_core::driver::{Driver, DriverIdentity};
+use nodedock_core::driver::{ClaimDriver, Driver, DriverIdentity};
 use nodedock_core::registry::{DriverState, DriverView, Reloaded};
 use nodedock_core::registry::{Native, Taken};
 use nodedock_model::{DriverKind, DriverName, ExtendedResource, Problem, ProblemCode};
@@ -190,7 +193,7 @@ impl<S: PluginSink> Worker<S> {
         let offer = offer::read(info, &self.socket)?;
         let resolved = resolve(offer.endpoint()).await?;
         match offer {
-            Offer::Dra(offer) => self.admit_dra(offer, resolved)?,
+            Offer::Dra(offer) => self.admit_dra(offer, resolved).await?,
             Offer::DevicePlugin { resource, endpoint } => self.admit_device_plugin(&resource, endpoint)?,
         }
         Ok(())
@@ -212,7 +215,7 @@ impl<S: PluginSink> Worker<S> {
         Ok(())
     }
 
-    fn admit_dra(&mut self, offer: DraOffer, resolved: PathBuf) -> Result<(), Taken> {
+    async fn admit_dra(&mut self, offer: DraOffer, resolved: PathBuf) -> Result<(), Taken> {
         let DraOffer { name, endpoint, service, health, services } = offer;
         self.show(|view| {
             view.name = Some(name.clone());
@@ -222,12 +225,25 @@ impl<S: PluginSink> Worker<S> {
         let (connection, tasks) = self.connect(&endpoint);
         let health_tasks = tasks.child();
         let tap = Tap::new(&self.shared.recordings, name.as_str());
-        let plugin = DraPlugin {
+        let caller = Caller {
             name: name.clone(),
-            service,
             connection: connection.clone(),
             rpcs: Rpcs::default(),
             tap: tap.clone(),
+        };
+        // A plugin of today publishes its devices itself.
+        let inventory = match service {
+            DraService::Alpha => inventory(&name, &connection, &health_tasks).await,
+            DraService::V1 | DraService::V1beta1 => None,
+        };
+        let claims: Arc<dyn ClaimDriver> = match service {
+            DraService::Alpha => Arc::new(OldDraPlugin {
+                caller,
+                node: self.shared.node.clone(),
+                lists: inventory.is_some(),
+                is_single: false.into(),
+            }),
+            DraService::V1 | DraService::V1beta1 => Arc::new(DraPlugin { caller, service }),
         };
         let identity = DriverIdentity {
             name: name.clone(),
@@ -237,8 +253,7 @@ impl<S: PluginSink> Worker<S> {
             source: self.source.clone(),
             summary: String::new(),
         };
-        let driver =
-            Driver { identity: identity.into(), claims: Some(Arc::new(plugin) as _), inventory: None };
+        let driver = Driver { identity: identity.into(), claims: Some(claims), inventory };
         let follow = |service| Health::follow(name.clone(), service, connection.clone(), tap, &health_tasks);
         let health = health.map(follow);
         let link = connection.clone();

@@ -57,6 +57,13 @@ pub struct Allocation {
     pub answer: ContainerAllocateResponse,
 }
 
+impl Allocation {
+    /// The name of the pod that has it, in the namespace `default`.
+    pub fn pod(&self) -> String {
+        format!("pod-{}", self.number)
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Plugin {
     number: u64,

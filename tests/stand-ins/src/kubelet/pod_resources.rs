@@ -50,7 +50,7 @@ fn pod(held: &Allocation) -> PodResources {
     let (resource_name, device_ids) = (held.resource.clone(), held.ids.clone());
     let devices = ContainerDevices { resource_name, device_ids, ..Default::default() };
     let main = ContainerResources { name: "main".to_owned(), devices: vec![devices], ..Default::default() };
-    let name = format!("pod-{}", held.number);
+    let name = held.pod();
     PodResources { name, namespace: "default".to_owned(), containers: vec![main], ..Default::default() }
 }
 

@@ -20,8 +20,10 @@ const RESOURCE: &str = "example.com/nic";
 const OTHER: &str = "example.com/other";
 const DRIVER: &str = "nic.example.com";
 const DEVICES: usize = 8;
-/// Of an client that finds no device.
+/// Of a client that finds no device.
 const PAUSE: Duration = Duration::from_millis(20);
+/// Of a device by a client.
+const USE: Duration = Duration::from_millis(5);
 /// Devices that are given by a way before the adapter is switched.
 const GIVEN: usize = 50;
 /// DRA is the mechanism, whatever classes there are.
@@ -35,15 +37,16 @@ struct Node {
     daemon: Daemon,
     kubelet: Kubelet,
     plugin: Plugin,
-    /// Another pod has a device of this one: a kubelet without any pod may not know its pods yet.
     other: Plugin,
+    /// Has the device of the other plugin, and stands for the daemon's own: a kubelet's list with it is complete.
+    pod: String,
 }
 
 impl Node {
-    async fn start(config: &str) -> Self {
+    async fn start() -> Self {
         let cluster = Arc::new(Cluster::start().await);
         cluster.api.report_kubelet(NODE, "v1.37.1", json!({ RESOURCE: "0" }));
-        let daemon = cluster.daemon_with(cluster.options().config(config)).await;
+        let daemon = cluster.daemon_with(cluster.options().config(DRA)).await;
         let kubelet = Kubelet::start(&daemon.kubelet(), KubeletOptions::default()).await;
         let options = PluginOptions::new(RESOURCE, &daemon.state().join("device-plugins"));
         let devices = (0..DEVICES).map(|n| Device::healthy(&format!("nic-{n}"))).collect();
@@ -52,14 +55,15 @@ impl Node {
         let other = Plugin::start(other, Script::ok(), vec![Device::healthy("other")]);
         let other = other.await.expect("it registers");
         kubelet.devices(OTHER, 1).await;
-        kubelet.allocate(OTHER, 1).await.expect("it is free");
-        Self { cluster, daemon, kubelet, plugin, other }
+        let pod = kubelet.allocate(OTHER, 1).await.expect("it is free").pod();
+        Self { cluster, daemon, kubelet, plugin, other, pod }
     }
 
-    /// Starts the daemon with another config; the plugin registers again.
-    async fn restart_with(&mut self, config: &str) {
+    /// Starts the daemon with an adapter of the plugin, which registers again.
+    async fn adapt(&mut self) {
         let options = std::mem::take(self.daemon.options());
-        *self.daemon.options() = options.config(config);
+        let pod = format!("default/{}", self.pod);
+        *self.daemon.options() = options.config(ADAPTED).env("NODEDOCK_POD", &pod);
         self.daemon.crash().await;
         for plugin in [&self.plugin, &self.other] {
             plugin.serve().expect("its socket is made");
@@ -128,12 +132,12 @@ fn in_slices(state: &State) -> Vec<String> {
 
 #[tokio::test]
 async fn a_plugin_becomes_a_driver_while_a_pod_has_a_device_and_a_plugin_again() {
-    let mut node = Node::start(DRA).await;
+    let mut node = Node::start().await;
     node.until_listed(DEVICES, 0).await;
     let old = node.kubelet.allocate(RESOURCE, 1).await.expect("eight are there");
     let held = old.ids[0].clone();
     node.cluster.api.report_kubelet(NODE, "v1.37.1", json!({ RESOURCE: "8" }));
-    node.restart_with(ADAPTED).await;
+    node.adapt().await;
 
     // The kubelet has nothing to allocate, and the scheduler neither, until the Node object says so.
     let free: Vec<_> = (0..DEVICES).map(|n| format!("nic-{n}")).filter(|name| *name != held).collect();
@@ -151,22 +155,20 @@ async fn a_plugin_becomes_a_driver_while_a_pod_has_a_device_and_a_plugin_again()
     assert_parts(&refused, &[DRIVER, &format!("no device {held}")]);
     node.cluster.api.delete("resourceclaims", NAMESPACE, "of-the-pod");
 
-    // The pod ends, and its device is the scheduler's.
-    node.kubelet.free(&old);
-    let all: Vec<_> = (0..DEVICES).map(|n| format!("nic-{n}")).collect();
-    node.until_slices(&all.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    // The kubelet restarts containers of the pod only while their resource has a plugin.
+    node.until_listed(0, 1).await;
 
     // Back to the device manager: the claim keeps its device.
     node.switch("disable").await;
     node.until_slices(&[]).await;
     node.until_mechanism("device-plugin").await;
-    node.until_listed(DEVICES - 1, 1).await;
+    node.until_listed(DEVICES - 2, 2).await;
     let explained = node.daemon.cli(&["explain", "resource", RESOURCE]).await.done();
     assert_parts(
         &explained,
         &["is offered by device-plugin", "an operator disabled its adapter", "is disabled"],
     );
-    let allocation = node.kubelet.allocate(RESOURCE, 1).await.expect("seven are free");
+    let allocation = node.kubelet.allocate(RESOURCE, 1).await.expect("six are free");
     assert_ne!(allocation.ids[0], format!("nics/{}", free[0]));
     node.unprepare(&claim).await;
 }
@@ -184,11 +186,13 @@ struct Clients {
 }
 
 impl Clients {
-    fn use_one(&self, way: usize, device: &str) {
+    /// Uses a device for a moment in which others may get it.
+    async fn use_one(&self, way: usize, device: &str) {
         let used = || self.used.lock().expect("no test has failed");
         assert!(used().insert(device.to_owned()), "{device} is given twice");
-        self.given[way].send_modify(|count| *count += 1);
+        sleep(USE).await;
         used().remove(device);
+        self.given[way].send_modify(|count| *count += 1);
     }
 
     /// As a pod with a limit: by the kubelet's list.
@@ -199,7 +203,7 @@ impl Clients {
         };
         match allocation {
             Ok(allocation) => {
-                self.use_one(0, allocation.ids[0].rsplit('/').next().expect("an ID"));
+                self.use_one(0, allocation.ids[0].rsplit('/').next().expect("an ID")).await;
                 self.node.kubelet.free(&allocation);
             }
             Err(_) => sleep(PAUSE).await,
@@ -215,7 +219,7 @@ impl Clients {
         let (name, device) = (format!("claim-{client}-{turn}"), &devices[(client + turn) % devices.len()]);
         let claim = self.node.claim(&name, device);
         if self.node.prepare(&claim).await.is_ok() {
-            self.use_one(1, device);
+            self.use_one(1, device).await;
         }
         self.node.unprepare(&claim).await;
         self.node.cluster.api.delete("resourceclaims", NAMESPACE, &name);
@@ -231,7 +235,8 @@ impl Clients {
 
 #[tokio::test]
 async fn no_device_is_given_twice_while_sixteen_clients_want_one_and_the_adapter_is_switched() {
-    let node = Node::start(ADAPTED).await;
+    let mut node = Node::start().await;
+    node.adapt().await;
     let (used, admission, given, is_over) = Default::default();
     let clients = Arc::new(Clients { node, used, admission, given, is_over });
     let mut running = JoinSet::new();
@@ -258,7 +263,7 @@ async fn no_device_is_given_twice_while_sixteen_clients_want_one_and_the_adapter
         switched = timeout(Duration::from_secs(240), switched) => {
             switched.unwrap_or_else(|_| panic!("{}", clients.node.daemon.log()));
         }
-        ended = running.join_next() => panic!("an client ended: {ended:?}"),
+        ended = running.join_next() => panic!("a client ended: {ended:?}"),
     }
     clients.is_over.store(true, Ordering::Relaxed);
     while let Some(client) = running.join_next().await {

@@ -119,7 +119,7 @@ impl Row for v1::Adapter {
         ("DEVICES", |adapter| adapter.devices.to_string()),
         ("HELD", |adapter| adapter.held.len().to_string()),
         ("OFFERED BY", |adapter| or_dash(&adapter.mechanism)),
-        ("WAITS FOR", |adapter| adapter.reason.clone()),
+        ("REASON", |adapter| adapter.reason.clone()),
         ("SOURCE", |adapter| adapter.source.clone()),
     ];
     const NARROW: usize = 9;

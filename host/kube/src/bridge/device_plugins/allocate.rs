@@ -19,8 +19,8 @@ use crate::extended_resources::DeviceIds;
 use nodedock_base::locks::Locks;
 use nodedock_base::request::new_id;
 use nodedock_model::{
-    ContainerAllocation, DriverName, KubeletDevice, ObjectRef, PreparedForKubelet, Problem, ProblemCode,
-    ProblemKind, Uid, limit,
+    ContainerAllocation, DriverKind, DriverName, KubeletDevice, ObjectRef, PreparedForKubelet, Problem,
+    ProblemCode, ProblemKind, Uid, limit,
 };
 
 /// Time that an Allocate waits for the release of devices of an earlier one.
@@ -107,6 +107,9 @@ impl Allocate {
         }
         let mut answer = ContainerAllocation::default();
         for (existing, requested) in &plan.join {
+            // A device plugin's answer is for all devices of the claim together.
+            let is_whole = context.parts.registry.kind(&self.driver) == Some(DriverKind::Adapter);
+            let requested = if is_whole { &existing.devices } else { requested };
             add(&mut answer, self.prepare(existing.claim.clone(), &existing.devices).await?, requested);
         }
         for devices in claim::portions(&plan.new) {

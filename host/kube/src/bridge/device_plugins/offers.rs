@@ -103,6 +103,26 @@ pub(super) fn by_mechanism(mut offers: Offers, mechanisms: &Mechanisms, allocate
     offers
 }
 
+/// Adds the devices that pods have by the own IDs of a device plugin that became a driver, as unhealthy: a kubelet restarts their containers
+/// only while their resource has a plugin.
+pub(super) fn with_held(
+    mut offers: Offers,
+    held: Vec<(ExtendedResource, DriverName, BTreeSet<String>)>,
+) -> Offers {
+    for (resource, driver, ids) in held {
+        let empty = || {
+            let source = OfferSource::Driver(driver);
+            ResourceOffer { resource: resource.clone(), source, devices: Vec::new() }
+        };
+        let offer = offers.entry(resource.clone()).or_insert_with(empty);
+        let device = |id| PluginDevice { id, healthy: false, numa_nodes: Vec::new() };
+        offer.devices.extend(ids.into_iter().map(device));
+        offer.devices.sort_by(|a, b| a.id.cmp(&b.id));
+        offer.devices.dedup_by(|a, b| a.id == b.id);
+    }
+    offers
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -200,6 +220,22 @@ mod tests {
             ResourceOffer { source: OfferSource::Plugin(DeviceOptions::default()), ..offer("a", &["0"]) };
         let offers = Offers::from([(resource("gpu"), plugin)]);
         assert_eq!(by_mechanism(offers.clone(), &Mechanisms::default(), &DeviceIds::new()), offers);
+    }
+
+    #[test]
+    fn devices_of_the_time_before_an_adapter_are_listed_as_unhealthy_with_and_without_others() {
+        let held = |ids: &[&str]| {
+            vec![(resource("gpu"), driver("a"), ids.iter().map(|id| (*id).to_owned()).collect())]
+        };
+        let listed = |offers: Offers| -> Vec<_> {
+            let devices = &offers[&resource("gpu")].devices;
+            devices.iter().map(|device| (device.id.clone(), device.healthy)).collect()
+        };
+        assert_eq!(listed(with_held(Offers::new(), held(&["0"]))), [("0".to_owned(), false)]);
+        let offers = Offers::from([(resource("gpu"), offer("a", &["p/1"]))]);
+        let both = [("0".to_owned(), false), ("p/1".to_owned(), true)];
+        assert_eq!(listed(with_held(offers.clone(), held(&["0"]))), both);
+        assert_eq!(with_held(offers.clone(), Vec::new()), offers);
     }
 
     #[test]

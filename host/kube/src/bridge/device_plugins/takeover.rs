@@ -1,42 +1,61 @@
 //! Which devices pods of the kubelet have by a device plugin's own IDs, from the time before the plugin became a driver.
 //!
 //! The plugin is not offered to the kubelet any more when this begins, so such devices become only fewer. They are read from the kubelet's
-//! list of the devices that pods use, once before the driver has any device, and then until they are free.
+//! list of the devices that pods use, once before the driver has any device, and then until two lists, a minute apart, do not have them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::IN_USE_DEADLINE;
+use super::claim::Ids;
 use super::in_use::{self, IN_USE_UNKNOWN, PodDevices};
 use crate::bridge::Context;
 use nodedock_base::device_plugin_sockets::{KUBELET_SOCKET, SocketId, Sockets};
 use nodedock_core::adapters::Adapters;
-use nodedock_model::{Problem, ProblemCode};
+use nodedock_model::{ExtendedResource, Problem, ProblemCode};
 
 /// From the start to the first list: an Allocate that was answered just before is in the kubelet's list by then.
 const SETTLE: Duration = Duration::from_secs(5);
 /// Between two lists: an operator waits for the first.
 const LIST_PERIOD: Duration = Duration::from_secs(5);
+/// Lists without a device before it is free, whatever time has passed.
+const ABSENT_LISTS: u32 = 2;
 /// Of the condition.
 const SUBJECT: &str = "adapters";
 
-/// Since when a kubelet lists no pod at all.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Empty {
+/// The lists of one kubelet so far.
+#[derive(Debug, Default)]
+struct Seen {
     kubelet: Option<SocketId>,
-    since: Option<Instant>,
+    /// Since when a device is in no list, and how many lists did not have it.
+    absent: BTreeMap<(ExtendedResource, String), (Instant, u32)>,
 }
 
-impl Empty {
-    /// Takes a list. Returns whether a kubelet has had no pods for so long that it has none; one that has just started does not know them.
-    fn holds(&mut self, kubelet: Option<SocketId>, is_empty: bool, now: Instant, wait: Duration) -> bool {
-        if !is_empty || self.kubelet != kubelet {
-            *self = Self { kubelet, since: None };
+impl Seen {
+    /// Takes a list of what pods have of a resource. Returns the devices that they may have, of which `known` were known.
+    fn held(
+        &mut self,
+        resource: &ExtendedResource,
+        (known, listed): (&Ids, &Ids),
+        now: Instant,
+        wait: Duration,
+    ) -> Ids {
+        let mut held = listed.clone();
+        for id in listed {
+            self.absent.remove(&(resource.clone(), id.clone()));
         }
-        is_empty && kubelet.is_some() && now >= *self.since.get_or_insert(now) + wait
+        for id in known.difference(listed) {
+            let (since, lists) = self.absent.entry((resource.clone(), id.clone())).or_insert((now, 0));
+            *lists += 1;
+            if *lists < ABSENT_LISTS || now < *since + wait {
+                held.insert(id.clone());
+            }
+        }
+        held
     }
 }
 
@@ -44,7 +63,7 @@ impl Empty {
 pub(super) async fn run(context: Arc<Context>, sockets: watch::Receiver<Arc<Sockets>>) {
     let Some(adapters) = context.parts.manager.adapters().cloned() else { return };
     let mut changes = adapters.changes();
-    let mut empty = Empty::default();
+    let mut seen = Seen::default();
     let mut failing_since: Option<Instant> = None;
     // The instance before answers the kubelet until then.
     let mut alone = context.alone.subscribe();
@@ -56,23 +75,13 @@ pub(super) async fn run(context: Arc<Context>, sockets: watch::Receiver<Arc<Sock
         changes.mark_unchanged();
         if adapters.awaited().is_empty() {
             context.parts.conditions.clear(ProblemCode::PodResourcesAway, SUBJECT);
-            (empty, failing_since) = Default::default();
+            (seen, failing_since) = Default::default();
             if changes.changed().await.is_err() {
                 return;
             }
             continue;
         }
-        let before = kubelet(&sockets);
-        let listed = in_use::any_list(&context, IN_USE_DEADLINE).await;
-        let is_same = before == kubelet(&sockets);
-        let taken = match listed {
-            Ok(listed) if is_same && is_complete(&context, &listed, &mut empty, before) => {
-                take(&adapters, &listed).await
-            }
-            Ok(listed) => Err(in_use::missing(&context, &listed).unwrap_or("no pod for long").to_owned()),
-            Err(why) => Err(why),
-        };
-        match taken {
+        match round(&context, &adapters, &sockets, &mut seen).await {
             Ok(()) => {
                 failing_since = None;
                 context.parts.conditions.clear(ProblemCode::PodResourcesAway, SUBJECT);
@@ -88,26 +97,45 @@ pub(super) async fn run(context: Arc<Context>, sockets: watch::Receiver<Arc<Sock
     }
 }
 
-fn kubelet(sockets: &watch::Receiver<Arc<Sockets>>) -> Option<SocketId> {
-    sockets.borrow().get(KUBELET_SOCKET).copied()
-}
-
-fn is_complete(context: &Context, listed: &PodDevices, empty: &mut Empty, kubelet: Option<SocketId>) -> bool {
-    let is_empty = listed.pods.is_empty() && context.parts.own_pod.is_none();
-    empty.holds(kubelet, is_empty, Instant::now(), context.parts.times.unused)
-        || in_use::missing(context, listed).is_none()
-}
-
-async fn take(adapters: &Adapters, listed: &PodDevices) -> Result<(), String> {
-    for resource in adapters.awaited() {
+async fn round(
+    context: &Context,
+    adapters: &Adapters,
+    sockets: &watch::Receiver<Arc<Sockets>>,
+    seen: &mut Seen,
+) -> Result<(), String> {
+    let current = || sockets.borrow().get(KUBELET_SOCKET).copied();
+    let kubelet = current();
+    let listed = in_use::any_list(context, IN_USE_DEADLINE).await?;
+    if kubelet != current() {
+        return Err("the kubelet restarts".to_owned());
+    }
+    complete(context, &listed, kubelet)?;
+    if seen.kubelet != kubelet {
+        *seen = Seen { kubelet, ..Seen::default() };
+    }
+    let wait = context.parts.times.unused;
+    for (resource, known) in adapters.awaited() {
         let ids = listed.in_use.get(&resource).cloned().unwrap_or_default();
-        let taken = adapters.set_held(&resource, &ids).await;
+        let held = seen.held(&resource, (&known, &ids), Instant::now(), wait);
+        let taken = adapters.set_held(&resource, &held).await;
         taken.map_err(|problem| problem.message)?;
-        if !ids.is_empty() {
-            tracing::debug!(%resource, count = ids.len(), "pods have devices from the time before the adapter");
-        }
     }
     Ok(())
+}
+
+/// Checks that a list has all pods: with that of this daemon, or else of a kubelet that has run for a while. One that has just started
+/// lists those pods that it knows so far.
+fn complete(context: &Context, listed: &PodDevices, kubelet: Option<SocketId>) -> Result<(), String> {
+    if context.parts.own_pod.is_some() {
+        let named = in_use::missing(context, listed);
+        return named.map_or(Ok(()), |named| Err(format!("the kubelet names {named}")));
+    }
+    let age = kubelet.and_then(|kubelet| SystemTime::now().duration_since(kubelet.made).ok());
+    match age {
+        Some(age) if age >= context.parts.times.unused => Ok(()),
+        Some(_) => Err("the kubelet has just started".to_owned()),
+        None => Err("there is no kubelet".to_owned()),
+    }
 }
 
 fn unknown(why: &str) -> Problem {
@@ -122,17 +150,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kubelet_has_no_pods_when_it_has_said_so_for_long() {
+    fn a_device_is_free_when_two_lists_a_minute_apart_do_not_have_it() {
         let (start, wait) = (Instant::now(), Duration::from_secs(60));
-        let ids = [1, 2].map(|inode| SocketId { device: 1, inode, made: std::time::SystemTime::UNIX_EPOCH });
-        let mut empty = Empty::default();
         let at = |second| start + Duration::from_secs(second);
-        assert!(!empty.holds(Some(ids[0]), true, at(0), wait));
-        assert!(!empty.holds(Some(ids[0]), true, at(59), wait));
-        assert!(empty.holds(Some(ids[0]), true, at(60), wait));
-        assert!(!empty.holds(Some(ids[0]), false, at(61), wait), "it has pods");
-        assert!(!empty.holds(Some(ids[0]), true, at(62), wait));
-        assert!(!empty.holds(Some(ids[1]), true, at(200), wait), "it is another kubelet");
-        assert!(!empty.holds(None, true, at(300), wait));
+        let resource = ExtendedResource::new("example.com/gpu").unwrap();
+        let ids = |ids: &str| -> Ids { ids.chars().map(String::from).collect() };
+        let mut seen = Seen::default();
+        let mut held = |known: &str, listed: &str, second| {
+            let held = seen.held(&resource, (&ids(known), &ids(listed)), at(second), wait);
+            held.into_iter().collect::<String>()
+        };
+        assert_eq!(held("", "ab", 0), "ab");
+        assert_eq!(held("ab", "a", 5), "ab");
+        assert_eq!(held("ab", "a", 64), "ab");
+        assert_eq!(held("ab", "ab", 64), "ab", "it is there again");
+        assert_eq!(held("ab", "a", 70), "ab");
+        assert_eq!(held("ab", "a", 130), "a");
+        assert_eq!(held("a", "", 1000), "a", "one list is not enough");
+        assert_eq!(held("a", "", 1060), "");
     }
 }

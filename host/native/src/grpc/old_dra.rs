@@ -1,0 +1,348 @@
+//! A plugin of the DRA API before `v1beta1` as a `ClaimDriver`: `v1alpha3` (claims in batches, Kubernetes 1.28 to 1.31) or `v1alpha2` (one claim
+//! in a call, 1.27 to 1.30).
+//!
+//! What its controller would have left in a claim for it, the resource handle, are the claim's opaque parameters. A plugin that lists its devices
+//! (`NodeListAndWatchResources`, 1.30) gets the names of the allocated ones, and the host publishes the list as a pool.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use nodedock_proto::kubelet::dra::{v1, v1alpha2, v1alpha3 as wire};
+use nodedock_proto::prost::Message;
+use tokio::sync::watch;
+use tonic::{Code, Status, Streaming};
+
+use super::{Caller, Connection, clean, convert, problem, rpc};
+use nodedock_base::tasks::Tasks;
+use nodedock_core::driver::{Call, ClaimDriver, DriverStats, Outcomes, Published, all_failed};
+use nodedock_model::{
+    AttributeValue, Capacity, Device, DeviceAccess, DeviceName, DriverClaim, DriverClaimRecord, DriverName,
+    Inventory, Pool, PoolName, PreparedClaim, PreparedDevice, Problem, ProblemCode, QualifiedName,
+    is_cdi_qualified_name, limit, quantity,
+};
+
+const V1ALPHA3: &str = "v1alpha3.Node";
+const V1ALPHA2: &str = "v1alpha2.Node";
+/// The pool of devices that a plugin lists.
+const POOL: &str = "resources";
+/// Until a plugin has listed its devices, or said that it lists none.
+const FIRST_LIST: Duration = Duration::from_secs(2);
+/// Delay from the end of a list's stream to the next.
+const LIST_AGAIN: Duration = Duration::from_secs(5);
+
+/// One instance of a driver of an old generation.
+pub struct OldDraPlugin {
+    pub caller: Caller,
+    pub node: String,
+    /// It lists its devices.
+    pub lists: bool,
+    /// It does not serve `v1alpha3`.
+    pub is_single: AtomicBool,
+}
+
+impl OldDraPlugin {
+    /// Calls `v1alpha3` for all claims, or, if the plugin does not serve that, `v1alpha2` for each.
+    async fn prepared(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
+        if !self.is_single.load(Ordering::Relaxed) {
+            let request = wire::NodePrepareResourcesRequest {
+                claims: claims.iter().map(|claim| self.claim(claim)).collect(),
+            };
+            let answer: Result<wire::NodePrepareResourcesResponse, _> =
+                self.caller.call(call, V1ALPHA3, "NodePrepareResources", request).await;
+            match answer {
+                Ok(answer) => return self.of_batch(call, claims, answer),
+                Err(problem) if self.is_without(&problem) => {}
+                Err(problem) => return all_failed(claims.iter().map(|claim| &claim.id.uid), &problem),
+            }
+        }
+        let mut outcomes = Outcomes::new();
+        for claim in claims {
+            let wire::Claim { namespace, uid, name, resource_handle, structured_resource_handle } =
+                self.claim(claim);
+            let request = v1alpha2::NodePrepareResourceRequest {
+                namespace,
+                claim_uid: uid,
+                claim_name: name,
+                resource_handle,
+                structured_resource_handle,
+            };
+            let answer: Result<v1alpha2::NodePrepareResourceResponse, _> =
+                self.caller.call(call, V1ALPHA2, "NodePrepareResource", request).await;
+            let devices = |answer: v1alpha2::NodePrepareResourceResponse| {
+                self.devices(claim, answer.cdi_devices.into_iter().map(String::into_bytes).collect())
+            };
+            outcomes.insert(claim.id.uid.clone(), answer.and_then(devices));
+        }
+        outcomes
+    }
+
+    fn of_batch(
+        &self,
+        call: &Call,
+        claims: &[DriverClaim],
+        answer: wire::NodePrepareResourcesResponse,
+    ) -> Outcomes<PreparedClaim> {
+        let by_uid: BTreeMap<&str, &DriverClaim> =
+            claims.iter().map(|claim| (claim.id.uid.as_str(), claim)).collect();
+        let peer = self.caller.peer();
+        let one = |(uid, one): (String, wire::NodePrepareResourceResponse)| {
+            let outcome = match by_uid.get(uid.as_str()) {
+                _ if !one.error.is_empty() => Err(problem::of_claim(&peer, &one.error)),
+                Some(claim) => self.devices(claim, one.devices),
+                None => Ok(PreparedClaim::default()),
+            };
+            (uid, outcome)
+        };
+        let answers = answer.into_claims().into_iter().map(one);
+        let outcomes = self.caller.settle(call, claims.iter().map(|claim| &claim.id.uid), answers);
+        for claim in claims {
+            if let Some(Ok(prepared)) = outcomes.get(&claim.id.uid) {
+                self.caller.note_strangers(call, claim, prepared);
+            }
+        }
+        outcomes
+    }
+
+    /// Whether a call failed because the plugin does not serve the batches: then it is not asked for them again.
+    fn is_without(&self, problem: &Problem) -> bool {
+        let is_without = problem.code == ProblemCode::DriverWithoutService;
+        if is_without {
+            self.is_single.store(true, Ordering::Relaxed);
+        }
+        is_without
+    }
+
+    fn claim(&self, claim: &DriverClaim) -> wire::Claim {
+        wire::Claim {
+            namespace: claim.id.namespace.to_string(),
+            uid: claim.id.uid.to_string(),
+            name: claim.id.name.to_string(),
+            resource_handle: parameters(claim, None).unwrap_or_default(),
+            structured_resource_handle: self.lists.then(|| self.handle(claim)).into_iter().collect(),
+        }
+    }
+
+    fn handle(&self, claim: &DriverClaim) -> wire::StructuredResourceHandle {
+        let raw =
+            |parameters: Option<String>| parameters.map(|text| wire::RawExtension { raw: text.into_bytes() });
+        let result = |device: &nodedock_model::AllocatedDevice| wire::DriverAllocationResult {
+            vendor_request_parameters: raw(parameters(claim, Some(device.base_request()))),
+            allocation_result_model: Some(wire::AllocationResultModel {
+                named_resources: Some(wire::NamedResourcesAllocationResult {
+                    name: device.device.to_string(),
+                }),
+            }),
+        };
+        wire::StructuredResourceHandle {
+            vendor_class_parameters: None,
+            vendor_claim_parameters: raw(parameters(claim, None)),
+            node_name: self.node.clone(),
+            results: claim.devices.iter().map(result).collect(),
+        }
+    }
+
+    /// The devices of an answer, whose entries are CDI names, or devices as `v1beta1` has them. CDI names are for all of the claim's requests: the
+    /// first device has them.
+    fn devices(&self, claim: &DriverClaim, entries: Vec<Vec<u8>>) -> Result<PreparedClaim, Problem> {
+        let not_valid = |why: &str| problem::not_valid(&self.caller.peer(), why);
+        // A message begins with the number of a field, a name with a letter or a digit.
+        let is_message = |entry: &Vec<u8>| entry.first().is_none_or(|first| *first < b' ');
+        if entries.iter().any(is_message) {
+            let devices = entries.iter().map(|entry| v1::Device::decode(entry.as_slice()));
+            let devices = devices.collect::<Result<_, _>>().map_err(|error| not_valid(&error.to_string()))?;
+            let devices = convert::prepared_devices(devices).map_err(|why| not_valid(&why))?;
+            return Ok(PreparedClaim { devices, ..PreparedClaim::default() });
+        }
+        if entries.len() > limit::PLUGIN_CDI_NAMES_MAX {
+            return Err(not_valid("too many CDI devices"));
+        }
+        let name = |entry: Vec<u8>| {
+            let name = String::from_utf8(entry).ok().filter(|name| is_cdi_qualified_name(name));
+            name.ok_or_else(|| not_valid("a CDI device is not VENDOR/CLASS=NAME"))
+        };
+        let names = entries.into_iter().map(name).collect::<Result<Vec<_>, _>>()?;
+        let first = claim.devices.first().filter(|_| !names.is_empty());
+        let device = |device: &nodedock_model::AllocatedDevice| PreparedDevice {
+            requests: Vec::new(),
+            pool: device.pool.clone(),
+            device: device.device.clone(),
+            share_id: None,
+            access: DeviceAccess::CdiDevices(names.clone()),
+            status: None,
+            attributes: None,
+        };
+        Ok(PreparedClaim { devices: first.map(device).into_iter().collect(), ..PreparedClaim::default() })
+    }
+
+    async fn unprepared(&self, call: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
+        let asked = || claims.iter().map(|live| &live.claim.id.uid);
+        let peer = self.caller.peer();
+        if !self.is_single.load(Ordering::Relaxed) {
+            let request = wire::NodeUnprepareResourcesRequest {
+                claims: claims.iter().map(|live| self.claim(&live.claim)).collect(),
+            };
+            let answer: Result<wire::NodeUnprepareResourcesResponse, _> =
+                self.caller.call(call, V1ALPHA3, "NodeUnprepareResources", request).await;
+            match answer {
+                Ok(answer) => {
+                    let one = |(uid, one): (String, wire::NodeUnprepareResourceResponse)| {
+                        let refused = (!one.error.is_empty()).then(|| problem::of_claim(&peer, &one.error));
+                        (uid, refused.map_or(Ok(()), Err))
+                    };
+                    return self.caller.settle(call, asked(), answer.into_claims().into_iter().map(one));
+                }
+                Err(problem) if self.is_without(&problem) => {}
+                Err(problem) => return all_failed(asked(), &problem),
+            }
+        }
+        let mut outcomes = Outcomes::new();
+        for live in claims {
+            let wire::Claim { namespace, uid, name, resource_handle, structured_resource_handle } =
+                self.claim(&live.claim);
+            let request = v1alpha2::NodeUnprepareResourceRequest {
+                namespace,
+                claim_uid: uid,
+                claim_name: name,
+                resource_handle,
+                structured_resource_handle,
+            };
+            let answer: Result<v1alpha2::NodeUnprepareResourceResponse, _> =
+                self.caller.call(call, V1ALPHA2, "NodeUnprepareResource", request).await;
+            outcomes.insert(live.claim.id.uid.clone(), answer.map(drop));
+        }
+        outcomes
+    }
+}
+
+#[async_trait]
+impl ClaimDriver for OldDraPlugin {
+    fn stats(&self) -> Option<DriverStats> {
+        Some(DriverStats::Grpc(self.caller.rpcs.list()))
+    }
+
+    async fn prepare(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
+        self.prepared(call, claims).await
+    }
+
+    async fn unprepare(&self, call: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
+        self.unprepared(call, claims).await
+    }
+}
+
+/// The opaque parameters of a claim, or of one of its requests: of several the last counts, as the later entries take precedence.
+fn parameters(claim: &DriverClaim, request: Option<&str>) -> Option<String> {
+    let is_meant = |config: &&nodedock_model::OpaqueConfig| match request {
+        None => config.requests.is_empty(),
+        Some(request) => config.requests.iter().any(|of| of == request),
+    };
+    claim.configs.iter().rev().find(is_meant).map(|config| config.parameters.clone())
+}
+
+/// Waits until a plugin has listed its devices, and follows its lists until the tasks stop. `None`: it lists none.
+pub async fn inventory(
+    driver: &DriverName,
+    connection: &Connection,
+    tasks: &Tasks,
+) -> Option<watch::Receiver<Arc<Published>>> {
+    let first = tokio::time::timeout(FIRST_LIST, first_list(connection)).await;
+    let (stream, list) = match first {
+        Ok(Ok(first)) => first,
+        Ok(Err(status)) if status.code() == Code::Unimplemented => return None,
+        Ok(Err(status)) => {
+            let why = clean(status.message());
+            tracing::warn!(%driver, why, "the driver does not list its devices: its slices are its own");
+            return None;
+        }
+        Err(_) => {
+            tracing::warn!(%driver, "the driver has not listed its devices in time: its slices are its own");
+            return None;
+        }
+    };
+    let (sender, receiver) = watch::channel(Arc::new(published(driver, list)));
+    let (driver, connection) = (driver.clone(), connection.clone());
+    // Safe to drop: the next registration begins with a list.
+    tasks.spawn_until_stopped("plugin-resources", async move {
+        let mut stream = Some(stream);
+        loop {
+            let open = match stream.take() {
+                Some(open) => Ok(open),
+                None => first_list(&connection).await.map(|(open, list)| {
+                    sender.send_replace(Arc::new(published(&driver, list)));
+                    open
+                }),
+            };
+            if let Ok(mut open) = open {
+                while let Ok(Some(list)) = open.message().await {
+                    sender.send_replace(Arc::new(published(&driver, list)));
+                    tokio::time::sleep(limit::LIST_PACE).await;
+                }
+            }
+            tokio::time::sleep(LIST_AGAIN).await;
+        }
+    });
+    Some(receiver)
+}
+
+type Lists = Streaming<wire::NodeListAndWatchResourcesResponse>;
+
+async fn first_list(
+    connection: &Connection,
+) -> Result<(Lists, wire::NodeListAndWatchResourcesResponse), Status> {
+    let channel = connection.channel(FIRST_LIST).await.map_err(|link| Status::unavailable(link.as_str()))?;
+    let path = format!("/{V1ALPHA3}/NodeListAndWatchResources");
+    let mut stream: Lists = rpc::stream(channel, path, wire::NodeListAndWatchResourcesRequest {}).await?;
+    let list = stream.message().await?.ok_or_else(|| Status::unavailable("the list ended"))?;
+    Ok((stream, list))
+}
+
+/// The devices of a list as a pool. One without a DNS label as its name, and an attribute that the API has no room for, are left out.
+fn published(driver: &DriverName, list: wire::NodeListAndWatchResourcesResponse) -> Published {
+    let models = list.resources.into_iter().filter_map(|model| model.named_resources);
+    let mut devices = BTreeMap::new();
+    let mut dropped = 0;
+    for instance in models.flat_map(|model| model.instances) {
+        match DeviceName::new(&instance.name) {
+            Ok(name) if devices.len() < limit::DEVICES_MAX => {
+                drop(devices.insert(name, device(instance.attributes)))
+            }
+            _ => dropped += 1,
+        }
+    }
+    if dropped > 0 {
+        tracing::warn!(%driver, dropped, "the driver lists devices whose names are no DNS labels, or too many");
+    }
+    let pool = Pool { devices, ..Pool::default() };
+    let name = PoolName::new(POOL).expect("it is a DNS label");
+    Published { inventory: Inventory { pools: [(name, pool)].into() }, ..Published::default() }
+}
+
+fn device(attributes: Vec<wire::NamedResourcesAttribute>) -> Device {
+    let mut device = Device::default();
+    for wire::NamedResourcesAttribute { name, value } in attributes {
+        let (Ok(name), Some(value)) = (QualifiedName::new(&name), value) else { continue };
+        if device.attributes.len() + device.capacities.len() >= limit::ATTRIBUTES_MAX {
+            break;
+        }
+        if let Some(wire::Quantity { string }) = &value.quantity {
+            if quantity::nanos(string).is_some() {
+                device.capacities.insert(name, Capacity { value: string.clone(), policy: None });
+            }
+        } else if let Some(value) = attribute(value) {
+            device.attributes.insert(name, value);
+        }
+    }
+    device
+}
+
+fn attribute(value: wire::NamedResourcesAttributeValue) -> Option<AttributeValue> {
+    let wire::NamedResourcesAttributeValue { bool, string, int, version, .. } = value;
+    let text = string.filter(|text| text.len() <= limit::ATTRIBUTE_TEXT_MAX).map(AttributeValue::Text);
+    let version = version.and_then(|text| semver::Version::parse(&text).ok()).map(AttributeValue::Version);
+    bool.map(AttributeValue::Bool).or(int.map(AttributeValue::Int)).or(text).or(version)
+}
+
+#[cfg(test)]
+mod tests;
