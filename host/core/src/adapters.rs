@@ -42,7 +42,7 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
     Adapter, DeviceHealth, DeviceName, DriverKind, DriverName, ExtendedResource, HealthState, Inventory,
-    PluginDevice, PodAllocation, Pool, PoolName, Problem, ProblemCode, device_id, device_name,
+    PathPatterns, PluginDevice, PodAllocation, Pool, PoolName, Problem, ProblemCode, device_id, device_name,
 };
 
 /// Time for what the rules of an adapter read of all its devices.
@@ -147,12 +147,12 @@ pub struct AdapterView {
 
 impl Adapters {
     /// Reads what operators decided, and registers the drivers. `allocations`: what pods of the node API have. `claimed`: drivers that have
-    /// claims, each with the kind that prepared them.
+    /// claims, each with the kind that prepared them, if that is known.
     pub fn load(
         parts: AdapterParts,
         entries: AdapterEntries,
         allocations: &[PodAllocation],
-        claimed: &BTreeMap<DriverName, DriverKind>,
+        claimed: &BTreeMap<DriverName, Option<DriverKind>>,
     ) -> Self {
         let record = record::read(&parts.file, &parts.conditions);
         let mut adapted = merged(&parts, entries, record.clone(), claimed);
@@ -708,14 +708,15 @@ fn merged(
     parts: &AdapterParts,
     entries: AdapterEntries,
     mut record: Record,
-    claimed: &BTreeMap<DriverName, DriverKind>,
+    claimed: &BTreeMap<DriverName, Option<DriverKind>>,
 ) -> BTreeMap<ExtendedResource, Adapted> {
     let AdapterEntries { entries, is_incomplete } = entries;
     let mut adapted: BTreeMap<ExtendedResource, Adapted> = BTreeMap::new();
     let conflict = |source: &str, message: String| {
         parts.conditions.set(source, Problem::conflict(ProblemCode::AdapterConflict, message));
     };
-    let has_claims = |driver: &DriverName| claimed.get(driver) == Some(&DriverKind::Adapter);
+    let has_claims =
+        |driver: &DriverName| matches!(claimed.get(driver), Some(None | Some(DriverKind::Adapter)));
     for AdapterEntry { mut adapter, source } in entries {
         let (resource, driver) = (adapter.resource.clone(), adapter.driver.clone());
         let is_same = |known: &&Adapted| known.adapter.resource == resource || known.adapter.driver == driver;
@@ -734,6 +735,7 @@ fn merged(
             conflict(&source, message);
             continue;
         }
+        let paths = adapter.paths.as_ref().map(|paths| paths.texts().to_vec());
         let known = match record.adapters.remove(&resource) {
             Some(known) if (&known.driver, &known.pool) == (&driver, &adapter.pool) => known,
             Some(known) if has_claims(&known.driver) => {
@@ -748,6 +750,7 @@ fn merged(
             Some(known) => AdapterRecord { driver: driver.clone(), pool: adapter.pool.clone(), ..known },
             None => AdapterRecord::new(driver.clone(), adapter.pool.clone()),
         };
+        let known = AdapterRecord { paths, ..known };
         adapted.insert(resource, Adapted::new(adapter, source, known, false));
     }
     for (resource, known) in record.adapters {
@@ -757,14 +760,13 @@ fn merged(
             continue;
         }
         tracing::warn!(%resource, driver = %known.driver, is_incomplete, "an adapter is in no file that could be read");
-        let (driver, pool) = (known.driver.clone(), known.pool.clone());
         let adapter = Adapter {
             resource: resource.clone(),
-            driver,
-            pool,
-            enabled: true,
+            driver: known.driver.clone(),
+            pool: known.pool.clone(),
+            enabled: !known.is_returned,
             rules: Vec::new(),
-            paths: None,
+            paths: known.paths.clone().and_then(|texts| PathPatterns::new(texts).ok()),
         };
         let source = "the record of adapters".to_owned();
         adapted.insert(resource, Adapted::new(adapter, source, known, !is_incomplete));

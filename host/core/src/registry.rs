@@ -321,8 +321,17 @@ impl Registry {
 
     /// Returns whether a driver publishes its own pools: a native plugin that does not list its devices here.
     pub fn publishes_itself(&self, name: &DriverName) -> bool {
-        let lists = self.serving(name).is_ok_and(|driver| driver.inventory.is_some());
-        self.kind(name) == Some(DriverKind::Grpc) && !lists
+        let state = self.0.state.read();
+        match state.serving.get(name) {
+            Some(instances) => {
+                let driver = &instances.picked().driver;
+                driver.identity.kind == DriverKind::Grpc && driver.inventory.is_none()
+            }
+            None => {
+                let mut sources = state.sources.values();
+                sources.any(|view| view.kind == DriverKind::Grpc && view.name.as_ref() == Some(name))
+            }
+        }
     }
 
     /// Returns the names of drivers with a source.

@@ -48,7 +48,7 @@ use nodedock_core::recording::Recordings;
 use nodedock_core::registry::Registry;
 use nodedock_core::sysfs::SysfsTree;
 use nodedock_kube::client::KubeClient;
-use nodedock_model::{PodAllocation, PoolNames, Problem, ProblemCode, limit};
+use nodedock_model::{DriverKind, DriverName, PodAllocation, PoolNames, Problem, ProblemCode, limit};
 use nodedock_native::endpoints::Endpoints;
 use nodedock_native::grpc::PluginTimes;
 use nodedock_native::plugins::Plugins;
@@ -423,9 +423,15 @@ fn adapters(
     let directories = [paths.device_plugins.as_path(), &paths.plugins_registry];
     let entries = config::adapters::read(&config.file.device_plugin_adapters, &directories, &conditions);
     let claims: Vec<_> = claims.lock().claims().cloned().collect();
-    let parts_of_claims = claims.iter().flat_map(|claim| &claim.drivers);
-    let claimed = parts_of_claims.filter_map(|(driver, part)| Some((driver.clone(), part.by.as_ref()?.kind)));
-    let claimed: BTreeMap<_, _> = claimed.collect();
+    let mut claimed: BTreeMap<DriverName, Option<DriverKind>> = BTreeMap::new();
+    for (driver, part) in claims.iter().flat_map(|claim| &claim.drivers) {
+        // A claim that was rebuilt from its CDI file has the kind of a driver file, and no digest.
+        let by = part.by.as_ref().filter(|by| by.kind != DriverKind::Wasm || !by.digest.is_empty());
+        let known = claimed.entry(driver.clone()).or_default();
+        if *known != Some(DriverKind::Adapter) {
+            *known = by.map(|by| by.kind).or(*known);
+        }
+    }
     let parts = AdapterParts {
         file: paths.adapters.clone(),
         registry: wasm.registry.clone(),

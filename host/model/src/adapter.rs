@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 use sha2::{Digest, Sha256};
 
-use super::grant::pattern::PatternSet;
+use super::grant::pattern::{PatternError, PatternSet};
 use super::{
     AttributeValue, Device, DeviceName, DriverName, ExtendedResource, NameError, PluginDevice, PoolName,
     QualifiedName, limit,
@@ -60,6 +60,15 @@ pub struct PathPatterns {
 }
 
 impl PathPatterns {
+    pub fn new(texts: Vec<String>) -> Result<Self, PatternError> {
+        let compiled = PatternSet::new(texts.clone())?;
+        Ok(Self { texts, compiled })
+    }
+
+    pub fn texts(&self) -> &[String] {
+        &self.texts
+    }
+
     pub fn matches(&self, path: &str) -> bool {
         self.compiled.matches(path)
     }
@@ -324,8 +333,7 @@ fn path_patterns(entries: &[Spanned<String>]) -> Result<PathPatterns, AdapterErr
         }
     }
     let texts: Vec<_> = entries.iter().map(|entry| entry.value.clone()).collect();
-    let compiled = PatternSet::new(texts.clone()).map_err(|error| AdapterError::Whole(error.to_string()))?;
-    Ok(PathPatterns { texts, compiled })
+    PathPatterns::new(texts).map_err(|error| AdapterError::Whole(error.to_string()))
 }
 
 fn bounded(what: &str, text: &str) -> Result<(), String> {

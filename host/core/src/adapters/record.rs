@@ -30,6 +30,9 @@ pub(super) struct AdapterRecord {
     /// What an operator decided; otherwise the adapter says it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) enabled: Option<bool>,
+    /// The paths that the adapter allows, for a start at which its file cannot be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) paths: Option<Vec<String>>,
     /// It is disabled, and the kubelet's device manager alone offers its devices.
     #[serde(default)]
     pub(super) is_returned: bool,
@@ -48,7 +51,15 @@ impl Record {
 
 impl AdapterRecord {
     pub(super) fn new(driver: DriverName, pool: PoolName) -> Self {
-        Self { driver, pool, enabled: None, is_returned: false, is_taken_over: false, held: BTreeSet::new() }
+        Self {
+            driver,
+            pool,
+            enabled: None,
+            paths: None,
+            is_returned: false,
+            is_taken_over: false,
+            held: BTreeSet::new(),
+        }
     }
 }
 

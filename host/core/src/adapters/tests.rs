@@ -88,7 +88,7 @@ impl Home {
             grace: Duration::from_secs(300),
             has_kubelet,
         };
-        let claimed = claimed.iter().map(|(name, kind)| (name.parse().unwrap(), *kind)).collect();
+        let claimed = claimed.iter().map(|(name, kind)| (name.parse().unwrap(), Some(*kind))).collect();
         let adapters = Adapters::load(parts, entries, allocations, &claimed);
         let tasks = Tasks::new();
         adapters.start(&tasks);

@@ -5,6 +5,7 @@
 //! (`NodeListAndWatchResources`, 1.30) gets the names of the allocated ones, and the host publishes the list as a pool.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,15 +14,18 @@ use async_trait::async_trait;
 use nodedock_proto::kubelet::dra::{v1, v1alpha2, v1alpha3 as wire};
 use nodedock_proto::prost::Message;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tonic::{Code, Status, Streaming};
 
-use super::{Caller, Connection, clean, convert, problem, rpc};
+use super::connection::dial;
+use super::{Caller, clean, convert, problem, rpc};
+use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Call, ClaimDriver, DriverStats, Outcomes, Published, all_failed};
 use nodedock_model::{
-    AttributeValue, Capacity, Device, DeviceAccess, DeviceName, DriverClaim, DriverClaimRecord, DriverName,
-    Inventory, Pool, PoolName, PreparedClaim, PreparedDevice, Problem, ProblemCode, QualifiedName,
-    is_cdi_qualified_name, limit, quantity,
+    AllocatedDevice, AttributeValue, Capacity, Device, DeviceAccess, DeviceName, DriverClaim,
+    DriverClaimRecord, DriverName, Inventory, OpaqueConfig, Pool, PoolName, PreparedClaim, PreparedDevice,
+    Problem, ProblemCode, QualifiedName, is_cdi_qualified_name, limit, quantity,
 };
 
 const V1ALPHA3: &str = "v1alpha3.Node";
@@ -46,6 +50,7 @@ pub struct OldDraPlugin {
 impl OldDraPlugin {
     /// Calls `v1alpha3` for all claims, or, if the plugin does not serve that, `v1alpha2` for each.
     async fn prepared(&self, call: &Call, claims: &[DriverClaim]) -> Outcomes<PreparedClaim> {
+        let until = Instant::now() + call.deadline;
         if !self.is_single.load(Ordering::Relaxed) {
             let request = wire::NodePrepareResourcesRequest {
                 claims: claims.iter().map(|claim| self.claim(claim)).collect(),
@@ -60,6 +65,7 @@ impl OldDraPlugin {
         }
         let mut outcomes = Outcomes::new();
         for claim in claims {
+            let call = remaining(call, until);
             let wire::Claim { namespace, uid, name, resource_handle, structured_resource_handle } =
                 self.claim(claim);
             let request = v1alpha2::NodePrepareResourceRequest {
@@ -70,7 +76,7 @@ impl OldDraPlugin {
                 structured_resource_handle,
             };
             let answer: Result<v1alpha2::NodePrepareResourceResponse, _> =
-                self.caller.call(call, V1ALPHA2, "NodePrepareResource", request).await;
+                self.caller.call(&call, V1ALPHA2, "NodePrepareResource", request).await;
             let devices = |answer: v1alpha2::NodePrepareResourceResponse| {
                 self.devices(claim, answer.cdi_devices.into_iter().map(String::into_bytes).collect())
             };
@@ -128,8 +134,8 @@ impl OldDraPlugin {
     fn handle(&self, claim: &DriverClaim) -> wire::StructuredResourceHandle {
         let raw =
             |parameters: Option<String>| parameters.map(|text| wire::RawExtension { raw: text.into_bytes() });
-        let result = |device: &nodedock_model::AllocatedDevice| wire::DriverAllocationResult {
-            vendor_request_parameters: raw(parameters(claim, Some(device.base_request()))),
+        let result = |device: &AllocatedDevice| wire::DriverAllocationResult {
+            vendor_request_parameters: raw(parameters(claim, Some(device))),
             allocation_result_model: Some(wire::AllocationResultModel {
                 named_resources: Some(wire::NamedResourcesAllocationResult {
                     name: device.device.to_string(),
@@ -165,7 +171,7 @@ impl OldDraPlugin {
         };
         let names = entries.into_iter().map(name).collect::<Result<Vec<_>, _>>()?;
         let first = claim.devices.first().filter(|_| !names.is_empty());
-        let device = |device: &nodedock_model::AllocatedDevice| PreparedDevice {
+        let device = |device: &AllocatedDevice| PreparedDevice {
             requests: Vec::new(),
             pool: device.pool.clone(),
             device: device.device.clone(),
@@ -178,6 +184,7 @@ impl OldDraPlugin {
     }
 
     async fn unprepared(&self, call: &Call, claims: &[DriverClaimRecord]) -> Outcomes<()> {
+        let until = Instant::now() + call.deadline;
         let asked = || claims.iter().map(|live| &live.claim.id.uid);
         let peer = self.caller.peer();
         if !self.is_single.load(Ordering::Relaxed) {
@@ -200,6 +207,7 @@ impl OldDraPlugin {
         }
         let mut outcomes = Outcomes::new();
         for live in claims {
+            let call = remaining(call, until);
             let wire::Claim { namespace, uid, name, resource_handle, structured_resource_handle } =
                 self.claim(&live.claim);
             let request = v1alpha2::NodeUnprepareResourceRequest {
@@ -210,7 +218,7 @@ impl OldDraPlugin {
                 structured_resource_handle,
             };
             let answer: Result<v1alpha2::NodeUnprepareResourceResponse, _> =
-                self.caller.call(call, V1ALPHA2, "NodeUnprepareResource", request).await;
+                self.caller.call(&call, V1ALPHA2, "NodeUnprepareResource", request).await;
             outcomes.insert(live.claim.id.uid.clone(), answer.map(drop));
         }
         outcomes
@@ -232,66 +240,84 @@ impl ClaimDriver for OldDraPlugin {
     }
 }
 
-/// The opaque parameters of a claim, or of one of its requests: of several the last counts, as the later entries take precedence.
-fn parameters(claim: &DriverClaim, request: Option<&str>) -> Option<String> {
-    let is_meant = |config: &&nodedock_model::OpaqueConfig| match request {
-        None => config.requests.is_empty(),
-        Some(request) => config.requests.iter().any(|of| of == request),
-    };
-    claim.configs.iter().rev().find(is_meant).map(|config| config.parameters.clone())
+/// A call with what is left of the time of all.
+fn remaining(call: &Call, until: Instant) -> Call {
+    let deadline = until.saturating_duration_since(Instant::now());
+    Call { request_id: call.request_id.clone(), deadline }
 }
 
-/// Waits until a plugin has listed its devices, and follows its lists until the tasks stop. `None`: it lists none.
+/// The opaque parameters of a claim, or of a device: of several the last counts, as the later entries take precedence. A scheduler names the
+/// requests of parameters from a class, so without any for the whole claim those count.
+fn parameters(claim: &DriverClaim, device: Option<&AllocatedDevice>) -> Option<String> {
+    let newest = |is_meant: &dyn Fn(&OpaqueConfig) -> bool| {
+        let config = claim.configs.iter().rev().find(|config| is_meant(config));
+        config.map(|config| config.parameters.clone())
+    };
+    match device {
+        Some(device) => newest(&|config| {
+            config.requests.iter().any(|of| *of == device.request || of == device.base_request())
+        }),
+        None => newest(&|config| config.requests.is_empty()).or_else(|| newest(&|_| true)),
+    }
+}
+
+/// Waits until a plugin has listed its devices, and follows its lists until the tasks stop; `announce` is called after each but the first.
+/// `None`: it lists none.
+///
+/// # Errors
+///
+/// It does not list them in time: the plugin is not registered, since nobody else publishes them.
 pub async fn inventory(
     driver: &DriverName,
-    connection: &Connection,
+    endpoint: &Path,
     tasks: &Tasks,
-) -> Option<watch::Receiver<Arc<Published>>> {
-    let first = tokio::time::timeout(FIRST_LIST, first_list(connection)).await;
-    let (stream, list) = match first {
+    announce: impl Fn() + Send + Sync + 'static,
+) -> Result<Option<watch::Receiver<Arc<Published>>>, Problem> {
+    let failed = |why: &str| {
+        let message = clean(&format!("driver {driver} does not list its devices: {why}"));
+        Problem::unavailable(ProblemCode::DriverUnavailable, message)
+    };
+    let (stream, list) = match tokio::time::timeout(FIRST_LIST, first_list(endpoint)).await {
         Ok(Ok(first)) => first,
-        Ok(Err(status)) if status.code() == Code::Unimplemented => return None,
-        Ok(Err(status)) => {
-            let why = clean(status.message());
-            tracing::warn!(%driver, why, "the driver does not list its devices: its slices are its own");
-            return None;
-        }
-        Err(_) => {
-            tracing::warn!(%driver, "the driver has not listed its devices in time: its slices are its own");
-            return None;
-        }
+        Ok(Err(status)) if status.code() == Code::Unimplemented => return Ok(None),
+        Ok(Err(status)) => return Err(failed(status.message())),
+        Err(_) => return Err(failed("there is none in time")),
     };
     let (sender, receiver) = watch::channel(Arc::new(published(driver, list)));
-    let (driver, connection) = (driver.clone(), connection.clone());
+    let (driver, endpoint) = (driver.clone(), endpoint.to_owned());
     // Safe to drop: the next registration begins with a list.
     tasks.spawn_until_stopped("plugin-resources", async move {
+        let take = |list| {
+            sender.send_replace(Arc::new(published(&driver, list)));
+            announce();
+        };
         let mut stream = Some(stream);
         loop {
             let open = match stream.take() {
                 Some(open) => Ok(open),
-                None => first_list(&connection).await.map(|(open, list)| {
-                    sender.send_replace(Arc::new(published(&driver, list)));
+                None => first_list(&endpoint).await.map(|(open, list)| {
+                    take(list);
                     open
                 }),
             };
             if let Ok(mut open) = open {
                 while let Ok(Some(list)) = open.message().await {
-                    sender.send_replace(Arc::new(published(&driver, list)));
+                    take(list);
                     tokio::time::sleep(limit::LIST_PACE).await;
                 }
             }
             tokio::time::sleep(LIST_AGAIN).await;
         }
     });
-    Some(receiver)
+    Ok(Some(receiver))
 }
 
 type Lists = Streaming<wire::NodeListAndWatchResourcesResponse>;
 
-async fn first_list(
-    connection: &Connection,
-) -> Result<(Lists, wire::NodeListAndWatchResourcesResponse), Status> {
-    let channel = connection.channel(FIRST_LIST).await.map_err(|link| Status::unavailable(link.as_str()))?;
+/// By a connection of its own: that of the calls may still be to a process that ends.
+async fn first_list(endpoint: &Path) -> Result<(Lists, wire::NodeListAndWatchResourcesResponse), Status> {
+    let (channel, _) =
+        dial(endpoint, FIRST_LIST).await.map_err(|error| Status::unavailable(chain(&error)))?;
     let path = format!("/{V1ALPHA3}/NodeListAndWatchResources");
     let mut stream: Lists = rpc::stream(channel, path, wire::NodeListAndWatchResourcesRequest {}).await?;
     let list = stream.message().await?.ok_or_else(|| Status::unavailable("the list ended"))?;

@@ -215,13 +215,8 @@ impl<S: PluginSink> Worker<S> {
         Ok(())
     }
 
-    async fn admit_dra(&mut self, offer: DraOffer, resolved: PathBuf) -> Result<(), Taken> {
+    async fn admit_dra(&mut self, offer: DraOffer, resolved: PathBuf) -> Result<(), Refusal> {
         let DraOffer { name, endpoint, service, health, services } = offer;
-        self.show(|view| {
-            view.name = Some(name.clone());
-            view.version = service.version().to_owned();
-            view.summary = format!("native DRA plugin at {}", endpoint.display());
-        });
         let (connection, tasks) = self.connect(&endpoint);
         let health_tasks = tasks.child();
         let tap = Tap::new(&self.shared.recordings, name.as_str());
@@ -233,14 +228,24 @@ impl<S: PluginSink> Worker<S> {
         };
         // A plugin of today publishes its devices itself.
         let inventory = match service {
-            DraService::Alpha => inventory(&name, &connection, &health_tasks).await,
+            DraService::Alpha => {
+                let (registry, of) = (self.shared.registry.clone(), name.clone());
+                let announce = move || registry.tell_devices(&of);
+                inventory(&name, &endpoint, &health_tasks, announce).await?
+            }
             DraService::V1 | DraService::V1beta1 => None,
         };
+        let is_listed = inventory.is_some();
+        self.show(|view| {
+            view.name = Some(name.clone());
+            view.version = service.version().to_owned();
+            view.summary = format!("native DRA plugin at {}", endpoint.display());
+        });
         let claims: Arc<dyn ClaimDriver> = match service {
             DraService::Alpha => Arc::new(OldDraPlugin {
                 caller,
                 node: self.shared.node.clone(),
-                lists: inventory.is_some(),
+                lists: is_listed,
                 is_single: false.into(),
             }),
             DraService::V1 | DraService::V1beta1 => Arc::new(DraPlugin { caller, service }),
@@ -266,7 +271,10 @@ impl<S: PluginSink> Worker<S> {
         let now = DraInstance { name, endpoint, connection, tasks, health_tasks };
         if let Err(taken) = self.shared.registry.serve_instance(&self.source, driver, native) {
             now.tasks.stop();
-            return Err(taken);
+            return Err(taken.into());
+        }
+        if is_listed {
+            self.shared.registry.tell_devices(&now.name);
         }
         self.shared.endpoints.withdraw(&self.source);
         if let Some(Registered::Dra(before)) = self.registered.take() {

@@ -11,8 +11,8 @@ use tonic::transport::Server;
 use tonic::{Request, Response};
 
 use super::*;
-use crate::grpc::{Rpcs, Tap};
-use nodedock_model::{AllocatedDevice, ConfigSource, ObjectRef, OpaqueConfig};
+use crate::grpc::{Connection, Rpcs, Tap};
+use nodedock_model::{ConfigSource, ObjectRef};
 
 const DRIVER: &str = "old.example.com";
 
@@ -113,6 +113,7 @@ struct Bench {
     script: Arc<Script>,
     driver: OldDraPlugin,
     tasks: Tasks,
+    socket: std::path::PathBuf,
     _dir: tempfile::TempDir,
 }
 
@@ -128,12 +129,12 @@ impl Bench {
         tasks.spawn_until_stopped("old-plugin", async move {
             server.serve_with_incoming(incoming).await.unwrap()
         });
-        let connection = Connection::open(socket, &tasks);
+        let connection = Connection::open(socket.clone(), &tasks);
         let name = DriverName::new(DRIVER).unwrap();
         let caller = Caller { name, connection, rpcs: Rpcs::default(), tap: Tap::default() };
         let driver =
             OldDraPlugin { caller, node: "node-1".to_owned(), lists, is_single: AtomicBool::default() };
-        Self { script, driver, tasks, _dir: dir }
+        Self { script, driver, tasks, socket, _dir: dir }
     }
 
     fn answer(&self, devices: &[&[u8]], error: &str) {
@@ -267,6 +268,19 @@ async fn a_plugin_of_single_claims_is_called_for_each_and_asked_for_batches_once
     assert!(refused.message.contains("no more room") && refused.code == "driver-refused", "{refused}");
 }
 
+#[test]
+fn parameters_of_a_class_are_those_of_the_claim_if_it_has_no_others() {
+    let mut claim = claim("c");
+    assert_eq!(parameters(&claim, None).as_deref(), Some("{\"all\":1}"));
+    claim.configs.remove(0);
+    assert_eq!(parameters(&claim, None).as_deref(), Some("{\"b\":2}"));
+    claim.configs[0].requests = vec!["b/large".to_owned()];
+    let of = |device: usize| parameters(&claim, Some(&claim.devices[device]));
+    assert_eq!((of(0), of(1).as_deref()), (None, Some("{\"b\":2}")));
+    claim.configs.clear();
+    assert_eq!(parameters(&claim, None), None);
+}
+
 #[tokio::test]
 async fn refusals_bad_answers_and_a_plugin_without_either_service_are_problems_that_name_the_driver() {
     let bench = Bench::new(Generation::V1alpha3, false).await;
@@ -328,7 +342,13 @@ async fn devices_that_a_plugin_lists_are_a_pool_and_follow_its_lists() {
     ];
     sender.send(Ok(listed(vec![instance("dev-0", facts), instance("NO LABEL", Vec::new())]))).await.unwrap();
     let name = DriverName::new(DRIVER).unwrap();
-    let mut inventory = inventory(&name, &bench.driver.caller.connection, &bench.tasks).await.unwrap();
+    let announced = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let count = announced.clone();
+    let announce = move || {
+        count.fetch_add(1, Ordering::SeqCst);
+    };
+    let inventory = inventory(&name, &bench.socket, &bench.tasks, announce).await;
+    let mut inventory = inventory.unwrap().unwrap();
     let published = inventory.borrow_and_update().clone();
     let (pool, devices) = published.inventory.pools.first_key_value().unwrap();
     assert_eq!((pool.as_str(), devices.devices.len()), (POOL, 1));
@@ -338,16 +358,19 @@ async fn devices_that_a_plugin_lists_are_a_pool_and_follow_its_lists() {
     assert_eq!(device.capacities.first_key_value().unwrap().1.value, "16Gi");
     sender.send(Ok(listed(vec![instance("dev-1", Vec::new())]))).await.unwrap();
     inventory.changed().await.unwrap();
+    while announced.load(Ordering::SeqCst) != 1 {
+        tokio::task::yield_now().await;
+    }
     let published = inventory.borrow_and_update().clone();
     assert_eq!(
         published.inventory.pools.values().next().unwrap().devices.keys().next().unwrap().as_str(),
         "dev-1"
     );
-    // One without lists, and one that never answers.
+    // One without lists, and one that never answers, which is not registered.
     let bench = Bench::new(Generation::V1alpha3, false).await;
-    let connection = bench.driver.caller.connection.clone();
-    assert!(super::inventory(&name, &connection, &bench.tasks).await.is_none());
+    assert!(super::inventory(&name, &bench.socket, &bench.tasks, || ()).await.unwrap().is_none());
     let (_sender, lists) = mpsc::channel(1);
     *bench.script.lists.lock().unwrap() = Some(lists);
-    assert!(super::inventory(&name, &connection, &bench.tasks).await.is_none());
+    let late = super::inventory(&name, &bench.socket, &bench.tasks, || ()).await.unwrap_err();
+    assert!(late.message.contains(DRIVER), "{late}");
 }
