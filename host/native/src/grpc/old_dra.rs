@@ -266,7 +266,7 @@ fn parameters(claim: &DriverClaim, device: Option<&AllocatedDevice>) -> Option<S
 ///
 /// # Errors
 ///
-/// It does not list them in time: the plugin is not registered, since nobody else publishes them.
+/// It does not list them in time: the plugin is not registered, since no other program publishes them.
 pub async fn inventory(
     driver: &DriverName,
     endpoint: &Path,
