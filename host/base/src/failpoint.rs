@@ -60,6 +60,12 @@ pub enum Point {
     AllocateCommitted,
     /// The release of a pod's devices is durable; the response is not sent.
     AllocateFreed,
+    /// What is decided about an adapter, or known of its devices, is not durable yet.
+    AdapterDecided,
+    /// It is durable, and does not count yet.
+    AdapterRecorded,
+    /// A device plugin has answered Allocate for a claim of its adapter, and the answer is in memory only.
+    AdapterAnswered,
     /// A driver's write below `/sys` is durable as an intent, and not executed.
     SysfsWriteIntended,
     /// The write is executed, and recorded in memory only.

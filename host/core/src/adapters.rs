@@ -39,6 +39,7 @@ use crate::standard_attributes::{self, NumaNodeForm};
 use crate::sysfs::blocking::{SYSFS_THREADS_PER_DRIVER, blocking};
 use crate::sysfs::{SysfsRoot, read_stuck};
 use nodedock_base::conditions::Conditions;
+use nodedock_base::failpoint::{self, Point};
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
     Adapter, DeviceHealth, DeviceName, DriverKind, DriverName, ExtendedResource, HealthState, Inventory,
@@ -390,6 +391,7 @@ impl Adapters {
         if changed == before {
             return Ok(());
         }
+        failpoint::pass(Point::AdapterDecided);
         let path = self.0.parts.file.clone();
         let written = tokio::task::spawn_blocking(move || record::write(&path, &records)).await;
         written.unwrap_or_else(|error| Err(error.into())).map_err(|error| {
@@ -397,6 +399,7 @@ impl Adapters {
             Problem::unavailable(ProblemCode::AdapterNotStored, message)
         })?;
         let subject = self.0.parts.file.display().to_string();
+        failpoint::pass(Point::AdapterRecorded);
         self.0.parts.conditions.clear(ProblemCode::AdapterNotStored, &subject);
         if let Some(adapted) = self.state().adapted.get_mut(resource) {
             (adapted.record, adapted.is_dirty) = (changed, true);

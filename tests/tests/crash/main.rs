@@ -4,6 +4,7 @@
 //! The named seams are fail points (`nodedock_base::failpoint`), which only a program with the feature `failpoints` has: the one
 //! that is built together with these tests.
 
+mod adapters;
 mod bindings;
 mod driver;
 mod load;

@@ -11,7 +11,7 @@ use tonic::Status;
 
 use crate::driver::{Driver, Native, Wasm};
 use crate::scene::{Known, Scene, assert_killed, request_of};
-use crate::{Death, Place, bindings, every_pass, resources, swap, values};
+use crate::{Death, Place, adapters, bindings, every_pass, resources, swap, values};
 
 /// What the daemon is asked.
 #[derive(Debug, Clone, Copy)]
@@ -42,7 +42,7 @@ const NOT_NATIVE: [Point; 4] =
 
 fn points<D: Driver>() -> impl Iterator<Item = Point> {
     let elsewhere = |point: &Point| {
-        [&bindings::POINTS[..], &resources::POINTS, &swap::POINTS, &values::POINTS]
+        [&adapters::POINTS[..], &bindings::POINTS, &resources::POINTS, &swap::POINTS, &values::POINTS]
             .iter()
             .any(|of| of.contains(point))
     };

@@ -9,6 +9,7 @@ use super::{Adapters, id_of};
 use crate::driver::{Call, ClaimDriver, DeviceDriver, Outcomes};
 use crate::hardware::Hardware;
 use crate::manager::devices::paths_exist;
+use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
     AllocatedDevice, Condition, ContainerAllocation, DeviceAccess, DeviceNode, DeviceStatus, DriverClaim,
     DriverClaimRecord, DriverName, Edits, ExtendedResource, Mount, PathPatterns, PreparedClaim,
@@ -169,6 +170,7 @@ impl AdapterDriver {
         };
         let answer = timeout_at(until, plugin.allocate(&remaining(), &group.ids)).await;
         let answer = answer.unwrap_or_else(|_| Err(late("Allocate")))?;
+        failpoint::pass(Point::AdapterAnswered);
         let (of, checked, root) = (resource.clone(), answer.clone(), self.adapters.0.parts.host_root.clone());
         // A path may be on a file system that hangs.
         let checking = tokio::task::spawn_blocking(move || paths_exist(&of, &checked, &root));
