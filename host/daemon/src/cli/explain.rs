@@ -79,10 +79,13 @@ async fn resource(mut client: Client, name: &str) -> Result<()> {
 
 /// What an adapter does with a resource, and the devices that it cannot offer yet.
 fn adapter_lines(adapter: &v1::Adapter) -> Vec<String> {
-    let v1::Adapter { driver, source, enabled, removed, held, reason, .. } = adapter;
+    let v1::Adapter { driver, source, enabled, removed, held, reason, mechanism, .. } = adapter;
+    // Without Kubernetes there is one way.
+    let is_of_cluster = !mechanism.is_empty() || !reason.is_empty();
     let state = match (removed, enabled) {
         (true, _) => "is in no file any more, and acts as a disabled one",
-        (false, true) => "is enabled: the scheduler is to have the devices",
+        (false, true) if is_of_cluster => "is enabled: the scheduler is to have the devices",
+        (false, true) => "is enabled",
         (false, false) => "is disabled: the kubelet's device manager is to have the devices",
     };
     let mut lines = vec![format!("  adapter: driver {driver} of {source} {state}")];
