@@ -13,6 +13,8 @@ use serde_saphyr::Spanned;
 use sha2::{Digest, Sha256};
 
 use super::grant::pattern::{PatternError, PatternSet};
+use super::grant::{Shape, globs, whole_value};
+use super::side_file::{self, SideFileError, expect};
 use super::{
     AttributeValue, Device, DeviceName, DriverName, ExtendedResource, NameError, PluginDevice, PoolName,
     QualifiedName, limit,
@@ -25,11 +27,9 @@ pub const ADAPTER_KIND: &str = "DevicePluginAdapter";
 /// The attribute with the plugin's own ID of a device, if the API has room for it.
 pub const DEVICE_ID_ATTRIBUTE: &str = "nodedock.dev/deviceID";
 
-/// Rules of an adapter, and bytes of each text in one.
+/// Rules of an adapter, and bytes of each template in one.
 const RULES_MAX: usize = 32;
 const RULE_BYTES_MAX: usize = 1024;
-/// Memory of a compiled pattern.
-const PATTERN_BYTES_MAX: usize = 1 << 20;
 
 /// Begins the name of an ID that is too long to be encoded: `x---` and digits of its hash. An encoded ID never has three dashes there.
 const HASHED: &str = "x---";
@@ -122,17 +122,6 @@ enum ValueType {
     Version,
 }
 
-/// An invalid adapter.
-#[derive(Debug, thiserror::Error)]
-pub enum AdapterError {
-    #[error("the adapter has {0} bytes, at most {max} are allowed", max = limit::SIDE_FILE_BYTES_MAX)]
-    TooLarge(usize),
-    #[error("line {line}, column {column}: {message}")]
-    At { line: u64, column: u64, message: String },
-    #[error("{0}")]
-    Whole(String),
-}
-
 /// An adapter as the config and adapter files have it; a file has `apiVersion` and `kind` as well.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -174,24 +163,14 @@ fn yes() -> bool {
 
 impl Adapter {
     /// Parses an adapter file; an error names line and column.
-    pub fn parse(text: &str) -> Result<Self, AdapterError> {
-        if text.len() as u64 > limit::SIDE_FILE_BYTES_MAX {
-            return Err(AdapterError::TooLarge(text.len()));
+    pub fn parse(text: &str) -> Result<Self, SideFileError> {
+        let file: AdapterFile = side_file::parse(text)?;
+        for (entry, key, wanted) in
+            [(&file.api_version, "apiVersion", ADAPTER_API_VERSION), (&file.kind, "kind", ADAPTER_KIND)]
+        {
+            let missing = || SideFileError::Whole(format!("{key} is missing, and {wanted:?} is wanted"));
+            expect(entry.as_ref().ok_or_else(missing)?, key, wanted)?;
         }
-        let file: AdapterFile = serde_saphyr::from_str(text).map_err(|error| {
-            // The location is a separate field; the text repeats it.
-            let plain = error.without_snippet();
-            let message = plain.to_string();
-            match plain.location() {
-                Some(at) => {
-                    let message = message.split(" at line ").next().unwrap_or(&message).to_owned();
-                    AdapterError::At { line: at.line(), column: at.column(), message }
-                }
-                None => AdapterError::Whole(message),
-            }
-        })?;
-        expect(file.api_version.as_ref(), "apiVersion", ADAPTER_API_VERSION)?;
-        expect(file.kind.as_ref(), "kind", ADAPTER_KIND)?;
         file.check()
     }
 
@@ -264,21 +243,21 @@ fn is_identity(text: &str) -> bool {
 }
 
 impl AdapterFile {
-    fn check(self) -> Result<Adapter, AdapterError> {
+    fn check(self) -> Result<Adapter, SideFileError> {
         let pool = match &self.pool {
             Some(pool) => name(pool)?,
             None => PoolName::new("devices").expect("it is a DNS label"),
         };
         if let Some(beyond) = self.devices.get(RULES_MAX) {
-            return Err(at(beyond, format!("devices has more than {RULES_MAX} entries")));
+            return Err(SideFileError::at(beyond, format!("devices has more than {RULES_MAX} entries")));
         }
-        let rules = self
-            .devices
-            .iter()
-            .map(|entry| entry.value.check().map_err(|why| at(entry, format!("devices: {why}"))));
-        let paths = self.paths.as_deref().map(path_patterns).transpose()?;
+        let rules = self.devices.iter().map(|entry| {
+            entry.value.check().map_err(|why| SideFileError::at(entry, format!("devices: {why}")))
+        });
+        let paths = self.paths.map(|entries| globs("paths", entries, Shape::Absolute)).transpose()?;
+        let paths = paths.map(PathPatterns::new).transpose();
         Ok(Adapter {
-            paths,
+            paths: paths.map_err(|error| SideFileError::Whole(error.to_string()))?,
             resource: name(&self.resource)?,
             pool,
             enabled: self.enabled,
@@ -290,11 +269,8 @@ impl AdapterFile {
 
 impl RuleEntry {
     fn check(&self) -> Result<AttributeRule, String> {
-        let pattern = self.pattern.as_deref().unwrap_or(".*");
-        bounded("match", pattern)?;
-        let whole = format!("(?s)^(?:{pattern})$");
-        let compiled = regex::RegexBuilder::new(&whole).size_limit(PATTERN_BYTES_MAX).build();
-        let pattern = compiled.map_err(|error| format!("match is no regular expression: {error}"))?;
+        let pattern = self.pattern.as_deref().unwrap_or("(?s).*");
+        let pattern = whole_value(pattern).map_err(|why| format!("match: {why}"))?;
         if self.identity.is_none() && self.attributes.is_empty() {
             return Err("a rule has an identity, attributes, or both".to_owned());
         }
@@ -320,22 +296,6 @@ impl RuleEntry {
     }
 }
 
-fn path_patterns(entries: &[Spanned<String>]) -> Result<PathPatterns, AdapterError> {
-    if let Some(beyond) = entries.get(limit::GRANT_ENTRIES_MAX) {
-        return Err(at(beyond, format!("paths has more than {} entries", limit::GRANT_ENTRIES_MAX)));
-    }
-    for entry in entries {
-        let one = PatternSet::new([entry.value.as_str()]);
-        let why = one.err().map(|error| error.to_string());
-        let relative = || (!entry.value.starts_with('/')).then(|| "an absolute path is wanted".to_owned());
-        if let Some(why) = why.or_else(relative) {
-            return Err(at(entry, format!("paths: {:?}: {why}", entry.value)));
-        }
-    }
-    let texts: Vec<_> = entries.iter().map(|entry| entry.value.clone()).collect();
-    PathPatterns::new(texts).map_err(|error| AdapterError::Whole(error.to_string()))
-}
-
 fn bounded(what: &str, text: &str) -> Result<(), String> {
     let fits = text.len() <= RULE_BYTES_MAX;
     fits.then_some(()).ok_or_else(|| format!("{what} has more than {RULE_BYTES_MAX} bytes"))
@@ -356,20 +316,8 @@ fn template(what: &str, text: &str, pattern: &Regex) -> Result<(), String> {
     Ok(())
 }
 
-fn name<T: FromStr<Err = NameError>>(entry: &Spanned<String>) -> Result<T, AdapterError> {
-    entry.value.parse().map_err(|error: NameError| at(entry, error.to_string()))
-}
-
-fn at<T>(entry: &Spanned<T>, message: String) -> AdapterError {
-    AdapterError::At { line: entry.referenced.line(), column: entry.referenced.column(), message }
-}
-
-fn expect(entry: Option<&Spanned<String>>, key: &str, wanted: &str) -> Result<(), AdapterError> {
-    match entry {
-        Some(entry) if entry.value == wanted => Ok(()),
-        Some(entry) => Err(at(entry, format!("{key} is {:?}, and {wanted:?} is wanted", entry.value))),
-        None => Err(AdapterError::Whole(format!("{key} is missing, and {wanted:?} is wanted"))),
-    }
+fn name<T: FromStr<Err = NameError>>(entry: &Spanned<String>) -> Result<T, SideFileError> {
+    entry.value.parse().map_err(|error: NameError| SideFileError::at(entry, error.to_string()))
 }
 
 impl<'de> Deserialize<'de> for Adapter {

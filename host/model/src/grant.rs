@@ -22,6 +22,7 @@ pub use self::yaml::to_yaml;
 use self::pattern::{PatternError, PatternSet, covers, is_literal};
 
 use crate::limit;
+use crate::side_file::{self, SideFileError, expect};
 
 /// Schema of a grant file.
 pub const GRANT_API_VERSION: &str = "nodedock.dev/v1";
@@ -86,17 +87,6 @@ pub struct Grant {
     pub limits: LimitValues,
 }
 
-/// An invalid grant file.
-#[derive(Debug, thiserror::Error)]
-pub enum GrantError {
-    #[error("the grant has {0} bytes, at most {max} are allowed", max = limit::SIDE_FILE_BYTES_MAX)]
-    TooLarge(usize),
-    #[error("line {line}, column {column}: {message}")]
-    At { line: u64, column: u64, message: String },
-    #[error("{0}")]
-    Whole(String),
-}
-
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct GrantFile {
@@ -145,28 +135,14 @@ impl Grant {
     }
 
     /// Parses a grant file; an error names line and column.
-    pub fn parse(text: &str) -> Result<Self, GrantError> {
-        if text.len() as u64 > limit::SIDE_FILE_BYTES_MAX {
-            return Err(GrantError::TooLarge(text.len()));
-        }
-        let file: GrantFile = serde_saphyr::from_str(text).map_err(|error| {
-            // The location is a separate field; the text repeats it.
-            let plain = error.without_snippet();
-            let message = plain.to_string();
-            match plain.location() {
-                Some(at) => {
-                    let message = message.split(" at line ").next().unwrap_or(&message).to_owned();
-                    GrantError::At { line: at.line(), column: at.column(), message }
-                }
-                None => GrantError::Whole(message),
-            }
-        })?;
+    pub fn parse(text: &str) -> Result<Self, SideFileError> {
+        let file: GrantFile = side_file::parse(text)?;
         file.check()
     }
 }
 
 impl GrantFile {
-    fn check(self) -> Result<Grant, GrantError> {
+    fn check(self) -> Result<Grant, SideFileError> {
         expect(&self.api_version, "apiVersion", GRANT_API_VERSION)?;
         expect(&self.kind, "kind", GRANT_KIND)?;
         let allowed = Capabilities {
@@ -185,47 +161,40 @@ impl GrantFile {
 }
 
 impl ValueEntry {
-    fn check(self) -> Result<ValueGrant, GrantError> {
-        Shape::Relative.check(&self.glob.value).map_err(|why| at(&self.glob, why))?;
-        whole_value(&self.pattern.value).map_err(|why| at(&self.pattern, why))?;
+    fn check(self) -> Result<ValueGrant, SideFileError> {
+        Shape::Relative.check(&self.glob.value).map_err(|why| SideFileError::at(&self.glob, why))?;
+        whole_value(&self.pattern.value).map_err(|why| SideFileError::at(&self.pattern, why))?;
         Ok(ValueGrant { glob: self.glob.value, pattern: self.pattern.value })
     }
 }
 
 impl BindEntry {
-    fn check(self) -> Result<ValueGrant, GrantError> {
-        Shape::Name.check(&self.functions.value).map_err(|why| at(&self.functions, why))?;
-        whole_value(&self.drivers.value).map_err(|why| at(&self.drivers, why))?;
+    fn check(self) -> Result<ValueGrant, SideFileError> {
+        Shape::Name.check(&self.functions.value).map_err(|why| SideFileError::at(&self.functions, why))?;
+        whole_value(&self.drivers.value).map_err(|why| SideFileError::at(&self.drivers, why))?;
         Ok(ValueGrant { glob: self.functions.value, pattern: self.drivers.value })
     }
 }
 
-fn at<T>(entry: &Spanned<T>, message: String) -> GrantError {
-    GrantError::At { line: entry.referenced.line(), column: entry.referenced.column(), message }
-}
-
-fn expect(entry: &Spanned<String>, key: &str, wanted: &str) -> Result<(), GrantError> {
-    if entry.value == wanted {
-        return Ok(());
-    }
-    Err(at(entry, format!("{key} is {:?}, and {wanted:?} is wanted", entry.value)))
-}
-
-fn globs(key: &str, entries: Vec<Spanned<String>>, shape: Shape) -> Result<Vec<String>, GrantError> {
+pub(crate) fn globs(
+    key: &str,
+    entries: Vec<Spanned<String>>,
+    shape: Shape,
+) -> Result<Vec<String>, SideFileError> {
     if let Some(beyond) = entries.get(limit::GRANT_ENTRIES_MAX) {
         let max = limit::GRANT_ENTRIES_MAX;
-        return Err(at(beyond, format!("{key} has more than {max} entries")));
+        return Err(SideFileError::at(beyond, format!("{key} has more than {max} entries")));
     }
     let one = |entry: Spanned<String>| match shape.check(&entry.value) {
         Ok(()) => Ok(entry.value),
-        Err(why) => Err(at(&entry, format!("{key}: {why}"))),
+        Err(why) => Err(SideFileError::at(&entry, format!("{key}: {why}"))),
     };
     entries.into_iter().map(one).collect()
 }
 
 /// Form of the globs of a list.
 #[derive(Clone, Copy)]
-enum Shape {
+pub(crate) enum Shape {
     Relative,
     Absolute,
     /// Absolute and without wildcards.
@@ -287,7 +256,7 @@ fn count(key: &str, entries: usize) -> Result<(), String> {
 }
 
 /// A pattern on a value, always anchored at both ends.
-fn whole_value(pattern: &str) -> Result<Regex, String> {
+pub(crate) fn whole_value(pattern: &str) -> Result<Regex, String> {
     if pattern.is_empty() || pattern.len() > limit::GRANT_ENTRY_BYTES_MAX {
         let max = limit::GRANT_ENTRY_BYTES_MAX;
         return Err(format!("the pattern has {} bytes, 1 to {max} are allowed", pattern.len()));

@@ -18,6 +18,7 @@ pub mod quantity;
 mod record;
 mod resource;
 pub mod rule;
+mod side_file;
 mod values;
 
 pub use adapter::*;
@@ -32,4 +33,5 @@ pub use pools::*;
 pub use problem::*;
 pub use record::*;
 pub use resource::*;
+pub use side_file::SideFileError;
 pub use values::*;

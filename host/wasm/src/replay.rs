@@ -24,7 +24,8 @@ use nodedock_base::printable::{cut, printable};
 use nodedock_core::driver::Call;
 use nodedock_core::recording::file::Recording;
 use nodedock_core::recording::{Answer, HostCall, Kind, Line, RecordedCall, Revision};
-use nodedock_model::grant::{Grant, GrantError};
+use nodedock_model::SideFileError;
+use nodedock_model::grant::Grant;
 use nodedock_model::limit;
 
 /// Bytes of a value in a difference.
@@ -89,7 +90,7 @@ pub enum ReplayError {
     #[error("the file is driver {found}, and the recording is of {recorded}")]
     OtherDriver { found: String, recorded: String },
     #[error("its grant")]
-    Grant(#[source] GrantError),
+    Grant(#[source] SideFileError),
     #[error("call {call} has no revision before it")]
     NoRevision { call: usize },
     #[error("call {call}: its arguments are not those of a {operation}: {why}")]

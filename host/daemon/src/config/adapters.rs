@@ -9,7 +9,8 @@ use serde::{Deserialize, Deserializer};
 
 use nodedock_base::conditions::Conditions;
 use nodedock_core::adapters::{AdapterEntries, AdapterEntry};
-use nodedock_model::{Adapter, AdapterError, Problem, ProblemCode, limit};
+use nodedock_model::{Adapter, Problem, ProblemCode, limit};
+use nodedock_wasm::trust::open;
 
 const SUFFIX: &str = ".adapter.yaml";
 
@@ -90,14 +91,8 @@ fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn file(path: &Path) -> Result<Adapter, String> {
-    let meta = std::fs::metadata(path).map_err(|error| error.to_string())?;
-    if !meta.is_file() {
-        return Err("it is no regular file".to_owned());
-    }
-    if meta.len() > limit::SIDE_FILE_BYTES_MAX {
-        return Err(AdapterError::TooLarge(usize::try_from(meta.len()).unwrap_or(usize::MAX)).to_string());
-    }
-    let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+    let opened = open::open(path, limit::SIDE_FILE_BYTES_MAX).map_err(|error| error.to_string())?;
+    let text = String::from_utf8(opened.bytes).map_err(|_| "it is not UTF-8 text")?;
     Adapter::parse(&text).map_err(|error| error.to_string())
 }
 
@@ -128,7 +123,7 @@ mod tests {
         assert!(error.contains("driver"), "{error}");
         let error =
             parse("[{ resource: example.com/a, driver: a.b, devices: [{ match: '(' , identity: a }] }]");
-        assert!(error.unwrap_err().contains("match is no regular expression"));
+        assert!(error.unwrap_err().contains("is not a regular expression"));
     }
 
     #[test]
@@ -153,7 +148,7 @@ mod tests {
             conditions.list().into_iter().map(|condition| condition.problem.message).collect();
         assert_eq!(problems.len(), 2, "{problems:?}");
         assert!(problems[0].contains("line 2, column 7: kind is \"DriverGrant\""), "{problems:?}");
-        assert!(problems[1].contains("no regular file"), "{problems:?}");
+        assert!(problems[1].contains("it is not a regular file"), "{problems:?}");
         let file = directory.path().join("c.yaml");
         assert!(read(&[], &[&file], &conditions).is_incomplete, "it is no directory");
         assert_eq!(read(&[], &[&missing], &conditions), AdapterEntries::default());

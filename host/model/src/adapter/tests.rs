@@ -111,7 +111,9 @@ fn what_is_wrong_is_refused_with_its_place() {
         ("intel.com/sriov", "cpu", "line 3, column 11"),
         ("sriov.example.com", "SRIOV", "line 4"),
         ("pool: functions", "pool: '-'", "line 5"),
-        ("[0-7])", "[0-7", "match is no regular expression"),
+        ("[0-7])", "[0-7", "is not a regular expression"),
+        // It would end the group that has it match the whole ID.
+        ("[0-7])", "[0-7]))|(?:.*", "is not a regular expression"),
         ("pci:${address}", "pci:${adress}", "identity: match has no group \"adress\""),
         ("pci:${address}", "pci:$2", "match has no group \"2\""),
         ("vendor: {", "ven-dor: {", "attributes"),
@@ -119,7 +121,7 @@ fn what_is_wrong_is_refused_with_its_place() {
         ("'bus/pci/devices/${address}/vendor'", "/sys/a", "sysfs is relative to /sys"),
         ("type: int", "type: float", "float"),
         ("pool:", "pol:", "unknown field"),
-        ("pool:", "paths: [dev/a]\npool:", "line 5, column 9: paths: \"dev/a\": an absolute path is wanted"),
+        ("pool:", "paths: [dev/a]\npool:", "line 5, column 9: paths: \"dev/a\" must be absolute"),
         ("pool:", "paths: ['/dev/[a']\npool:", "paths: \"/dev/[a\""),
     ] {
         let found = changed(from, to);

@@ -7,8 +7,8 @@ use serde::Deserialize;
 use serde_saphyr::Spanned;
 use strum::{Display, VariantArray};
 
-use super::{GrantError, at};
 use crate::limit;
+use crate::side_file::SideFileError;
 
 /// Limits that a driver requests, or that the operator sets. A missing one has its default; the minimum of each is 1.
 pub type LimitValues = BTreeMap<LimitKey, u32>;
@@ -132,10 +132,10 @@ pub fn requested_limits(
 }
 
 /// Checks the limits of a grant file.
-pub(super) fn check(entries: BTreeMap<LimitKey, Option<Spanned<u32>>>) -> Result<LimitValues, GrantError> {
+pub(super) fn check(entries: BTreeMap<LimitKey, Option<Spanned<u32>>>) -> Result<LimitValues, SideFileError> {
     let check = |(key, entry): (LimitKey, Spanned<u32>)| match key.bounds() {
         (_, max) if !(1..=max).contains(&entry.value) => {
-            Err(at(&entry, format!("{key} is {}, and 1 to {max} is allowed", entry.value)))
+            Err(SideFileError::at(&entry, format!("{key} is {}, and 1 to {max} is allowed", entry.value)))
         }
         _ => Ok((key, entry.value)),
     };

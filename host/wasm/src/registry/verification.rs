@@ -14,7 +14,8 @@ use crate::stored_files::SignedFile;
 use crate::trust::open::{self, OpenError};
 use crate::trust::permissions::{self, Fault};
 use crate::trust::{Mode, Policy, Verdict};
-use nodedock_model::grant::{Grant, GrantError};
+use nodedock_model::SideFileError;
+use nodedock_model::grant::Grant;
 use nodedock_model::limit;
 
 /// The result of reading and judging files.
@@ -43,7 +44,7 @@ pub(super) enum FileError {
     #[error("{} is larger than {max} bytes", path.display())]
     TooLarge { path: PathBuf, max: u64 },
     #[error("grant {file}")]
-    Grant { file: String, source: GrantError },
+    Grant { file: String, source: SideFileError },
     #[error("config {file}")]
     Config { file: String, source: DriverConfigError },
     #[error("others may change it: {0}")]

@@ -8,23 +8,23 @@ use serde_json::Value;
 use crate::config::ConfigFile;
 use nodedock_core::checkpoint::fuzz::{check_kept, same};
 use nodedock_core::manager::claims::manifest::{self, Objects};
-use nodedock_model::grant::{self, Effective, Grant, GrantError};
+use nodedock_model::grant::{self, Effective, Grant};
 use nodedock_model::limit::{CDI_DIRECTORIES_MAX, SIDE_FILE_BYTES_MAX};
-use nodedock_model::{Claim, ClaimRecord, ClaimState, PodRecord, PodRequest};
+use nodedock_model::{Claim, ClaimRecord, ClaimState, PodRecord, PodRequest, SideFileError};
 
 /// A grant: it covers what it lists, and is the same after it was written. An error names an existing line.
 pub fn grant(data: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(data) else { return false };
     match Grant::parse(text) {
         Ok(grant) => check_grant(&grant, text),
-        Err(GrantError::At { line, column, message }) => {
+        Err(SideFileError::At { line, column, message }) => {
             assert!(
                 (1..=lines(text)).contains(&line) && column >= 1,
                 "line {line}, column {column}: {message}"
             );
             return false;
         }
-        Err(GrantError::TooLarge(_) | GrantError::Whole(_)) => return false,
+        Err(SideFileError::TooLarge(_) | SideFileError::Whole(_)) => return false,
     }
     true
 }
