@@ -1,9 +1,9 @@
 //! Adapters: device plugins that are DRA drivers of this node.
 //!
-//! Owns what operators decided about adapters (`record`), the plugins and their lists, and the drivers made of them. Is given adapters, the
+//! Owns what operators decided about adapters (`record`), the plugins and their lists, and the drivers made of them (`merge`). Is given adapters, the
 //! arrivals, lists and ends of plugins, and devices that pods have from the time before the adapter. Emits drivers to the registry,
 //! with a pool under the resource's name: claims, slices, CDI files, and whether the scheduler or the kubelet's device manager offers the
-//! pool are the same as for every other driver. Prepares by calling the plugin (`claims`). Reads below `/sys` what the adapter's rules name.
+//! pool are the same as for every other driver. Prepares by calling the plugin (`claims`). Reads below `/sys` what the adapter's rules name (`material`).
 //!
 //! # Life of an adapter
 //!
@@ -15,7 +15,10 @@
 //! inventory until they are free. Those of a kubelet are read once, after the plugin was withdrawn from it; a record has them
 //! over restarts.
 
+mod adapted;
 mod claims;
+mod material;
+mod merge;
 mod record;
 
 #[cfg(test)]
@@ -30,20 +33,22 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::{Instant, sleep_until};
 
+use self::adapted::Adapted;
 use self::claims::AdapterDriver;
+use self::merge::merged;
 use self::record::{AdapterRecord, Record};
 use crate::driver::{DeviceDriver, Driver, DriverIdentity, Published};
 use crate::hardware::Hardware;
 use crate::registry::{DriverState, Registry};
-use crate::standard_attributes::{self, NumaNodeForm};
+use crate::standard_attributes::NumaNodeForm;
 use crate::sysfs::blocking::{SYSFS_THREADS_PER_DRIVER, blocking};
 use crate::sysfs::{SysfsRoot, read_stuck};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
-    Adapter, DeviceHealth, DeviceName, DriverKind, DriverName, ExtendedResource, HealthState, Inventory,
-    PathPatterns, PluginDevice, PodAllocation, Pool, PoolName, Problem, ProblemCode, device_id, device_name,
+    Adapter, DriverKind, DriverName, ExtendedResource, PluginDevice, PodAllocation, PoolName, Problem,
+    ProblemCode,
 };
 
 /// Time for what the rules of an adapter read of all its devices.
@@ -102,29 +107,6 @@ struct Shared {
 struct State {
     adapted: BTreeMap<ExtendedResource, Adapted>,
     generations: u64,
-}
-
-/// An adapter and its plugin.
-struct Adapted {
-    adapter: Adapter,
-    source: String,
-    record: AdapterRecord,
-    /// It is in the record alone: it acts as a disabled one.
-    is_removed: bool,
-    /// The plugin, while it is connected, and the generation of its registration.
-    plugin: Option<(u64, Arc<dyn DeviceDriver>)>,
-    /// The last list, by ID. `None`: there was none since the start.
-    listed: Option<BTreeMap<String, PluginDevice>>,
-    /// Since when the plugin is not connected, and why.
-    left: Option<(Instant, String)>,
-    /// Devices that pods of the node API have by the plugin's IDs.
-    taken: BTreeSet<String>,
-    published: Option<watch::Sender<Arc<Published>>>,
-    /// The name of the driver is another's.
-    refused: Option<String>,
-    is_dirty: bool,
-    /// One call of the plugin at a time, as a kubelet calls it.
-    calling: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// An adapter as operators see it.
@@ -576,119 +558,6 @@ impl Adapters {
     }
 }
 
-impl Adapted {
-    fn new(adapter: Adapter, source: String, record: AdapterRecord, is_removed: bool) -> Self {
-        Self {
-            left: Some((Instant::now(), format!("no device plugin has registered as {}", adapter.resource))),
-            adapter,
-            source,
-            record,
-            is_removed,
-            plugin: None,
-            listed: None,
-            taken: BTreeSet::new(),
-            published: None,
-            refused: None,
-            is_dirty: true,
-            calling: Arc::default(),
-        }
-    }
-
-    fn is_enabled(&self) -> bool {
-        !self.is_removed && self.record.enabled.unwrap_or(self.adapter.enabled)
-    }
-
-    fn is_registered(&self, registry: &Registry) -> bool {
-        registry.kind(&self.adapter.driver) == Some(DriverKind::Adapter)
-    }
-
-    /// Its list was withdrawn.
-    fn has_nothing(&self) -> bool {
-        self.listed.as_ref().is_some_and(BTreeMap::is_empty)
-    }
-
-    fn is_ready(&self, has_kubelet: bool) -> bool {
-        self.listed.is_some() && (!has_kubelet || self.record.is_taken_over)
-    }
-
-    fn held(&self) -> BTreeSet<String> {
-        self.taken.union(&self.record.held).cloned().collect()
-    }
-
-    /// Why it offers no devices, as a sentence; empty: it does.
-    fn waits_for(&self, has_kubelet: bool) -> String {
-        match (&self.refused, &self.left) {
-            (Some(refused), _) => refused.clone(),
-            (None, Some((_, why))) if self.plugin.is_none() => why.clone(),
-            (None, Some(_)) => "the plugin has not listed its devices yet".to_owned(),
-            (None, None) if !self.is_ready(has_kubelet) => {
-                "the kubelet has not listed yet which devices its pods have".to_owned()
-            }
-            (None, None) => String::new(),
-        }
-    }
-
-    fn view(&self, has_kubelet: bool) -> AdapterView {
-        let (held, waits_for) = (self.held(), self.waits_for(has_kubelet));
-        AdapterView {
-            resource: self.adapter.resource.clone(),
-            driver: self.adapter.driver.clone(),
-            pool: self.adapter.pool.clone(),
-            source: self.source.clone(),
-            enabled: self.is_enabled(),
-            is_removed: self.is_removed,
-            is_connected: self.plugin.is_some(),
-            devices: self.listed.as_ref().map_or(0, BTreeMap::len),
-            held,
-            waits_for,
-        }
-    }
-
-    fn material(&self) -> Material {
-        let held = self.held();
-        let listed = self.listed.iter().flatten().filter(|(id, _)| !held.contains(*id));
-        Material {
-            adapter: self.adapter.clone(),
-            listed: listed.map(|(id, device)| (id.clone(), device.clone())).collect(),
-            left: self.left.as_ref().map(|(_, why)| why.clone()),
-        }
-    }
-}
-
-/// What an inventory is made of.
-struct Material {
-    adapter: Adapter,
-    listed: BTreeMap<String, PluginDevice>,
-    left: Option<String>,
-}
-
-impl Material {
-    /// Blocks: it reads below `/sys`.
-    fn publish(self, parts: &AdapterParts) -> Published {
-        let Self { adapter, listed, left } = self;
-        let read = |path: &str| String::from_utf8(parts.sysfs.read(path).ok()?).ok();
-        let pool = Pool {
-            devices: adapter.devices(&listed, read),
-            extended_resource: Some(adapter.resource.clone()),
-            ..Pool::default()
-        };
-        let mut inventory = Inventory { pools: [(adapter.pool.clone(), pool)].into() };
-        standard_attributes::add(&parts.sysfs, parts.numa_node_form, &mut inventory);
-        let health = |device: &PluginDevice| {
-            let health = match (&left, device.healthy) {
-                (Some(why), _) => DeviceHealth { state: HealthState::Unhealthy, message: why.clone() },
-                (None, false) => {
-                    let message = format!("the device plugin of {} lists it as unhealthy", adapter.resource);
-                    DeviceHealth { state: HealthState::Unhealthy, message }
-                }
-                (None, true) => DeviceHealth { state: HealthState::Healthy, message: String::new() },
-            };
-            ((adapter.pool.clone(), device_name(&device.id)), health)
-        };
-        Published { inventory, health: listed.values().map(health).collect() }
-    }
-}
-
 /// The registry's source of an adapter.
 fn source_of(resource: &ExtendedResource) -> String {
     format!("device plugin {resource}")
@@ -703,93 +572,4 @@ fn taken<'a>(
         taken.entry(entry.resource.clone()).or_default().extend(entry.devices.keys().cloned());
     }
     taken
-}
-
-/// Adapters by their resources: of two for a resource, or of one driver, the first counts. One that is in the record alone stays while its
-/// driver has claims, until the kubelet's device manager has its pool, or while a file cannot be read.
-fn merged(
-    parts: &AdapterParts,
-    entries: AdapterEntries,
-    mut record: Record,
-    claimed: &BTreeMap<DriverName, Option<DriverKind>>,
-) -> BTreeMap<ExtendedResource, Adapted> {
-    let AdapterEntries { entries, is_incomplete } = entries;
-    let mut adapted: BTreeMap<ExtendedResource, Adapted> = BTreeMap::new();
-    let conflict = |source: &str, message: String| {
-        parts.conditions.set(source, Problem::conflict(ProblemCode::AdapterConflict, message));
-    };
-    let has_claims =
-        |driver: &DriverName| matches!(claimed.get(driver), Some(None | Some(DriverKind::Adapter)));
-    for AdapterEntry { mut adapter, source } in entries {
-        let (resource, driver) = (adapter.resource.clone(), adapter.driver.clone());
-        let is_same = |known: &&Adapted| known.adapter.resource == resource || known.adapter.driver == driver;
-        if let Some(other) = adapted.values().find(is_same) {
-            let (theirs, of, name) = (&other.source, &other.adapter.resource, &other.adapter.driver);
-            let message = format!(
-                "{source} has an adapter of {resource} for the driver {driver}, and {theirs} one of {of} for {name}: the first counts"
-            );
-            conflict(&source, message);
-            continue;
-        }
-        if claimed.contains_key(&driver) && !has_claims(&driver) {
-            let message = format!(
-                "{source} has an adapter of {resource} for the driver {driver}, and claims were prepared by another driver of that name: the adapter does not count"
-            );
-            conflict(&source, message);
-            continue;
-        }
-        let paths = adapter.paths.as_ref().map(|paths| paths.texts().to_vec());
-        let known = match record.adapters.remove(&resource) {
-            Some(known) if (&known.driver, &known.pool) == (&driver, &adapter.pool) => known,
-            Some(known) if has_claims(&known.driver) => {
-                let message = format!(
-                    "{source} has the driver {driver} with the pool {} for {resource}, and claims have devices of the driver {} with the pool {}: those stay until these claims are unprepared and the daemon is restarted",
-                    adapter.pool, known.driver, known.pool
-                );
-                conflict(&source, message);
-                (adapter.driver, adapter.pool) = (known.driver.clone(), known.pool.clone());
-                known
-            }
-            Some(known) => AdapterRecord { driver: driver.clone(), pool: adapter.pool.clone(), ..known },
-            None => AdapterRecord::new(driver.clone(), adapter.pool.clone()),
-        };
-        let known = AdapterRecord { paths, ..known };
-        adapted.insert(resource, Adapted::new(adapter, source, known, false));
-    }
-    for (resource, known) in record.adapters {
-        let is_taken = adapted.values().any(|other| other.adapter.driver == known.driver);
-        let is_returned = known.is_returned || !parts.has_kubelet;
-        if is_taken || (is_returned && !has_claims(&known.driver) && !is_incomplete) {
-            continue;
-        }
-        tracing::warn!(%resource, driver = %known.driver, is_incomplete, "an adapter is in no file that could be read");
-        let adapter = Adapter {
-            resource: resource.clone(),
-            driver: known.driver.clone(),
-            pool: known.pool.clone(),
-            enabled: !known.is_returned,
-            rules: Vec::new(),
-            paths: known.paths.clone().and_then(|texts| PathPatterns::new(texts).ok()),
-        };
-        let source = "the record of adapters".to_owned();
-        adapted.insert(resource, Adapted::new(adapter, source, known, !is_incomplete));
-    }
-    adapted
-}
-
-/// The plugin's ID of a device's name, among those that are listed or held.
-fn id_of(adapted: &Adapted, name: &DeviceName) -> Option<String> {
-    let is_known = |id: &String| {
-        adapted.listed.as_ref().is_some_and(|listed| listed.contains_key(id))
-            || adapted.record.held.contains(id)
-            || adapted.taken.contains(id)
-    };
-    match device_id(name) {
-        Some(id) => Some(id).filter(is_known),
-        // The name is a hash.
-        None => {
-            let mut listed = adapted.listed.iter().flat_map(BTreeMap::keys).chain(&adapted.record.held);
-            listed.find(|id| device_name(id) == *name).cloned()
-        }
-    }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio::time::{Instant, timeout_at};
 
-use super::{Adapters, id_of};
+use super::Adapters;
 use crate::driver::{Call, ClaimDriver, DeviceDriver, Outcomes};
 use crate::hardware::Hardware;
 use crate::manager::devices::paths_exist;
@@ -100,7 +100,7 @@ impl AdapterDriver {
                     format!("{what}: a device plugin, as that of {}, knows no admin access", self.resource);
                 return Err(Problem::invalid(ProblemCode::AdapterParameters, message));
             }
-            let id = id_of(adapted, &device.device).filter(|_| device.pool == adapted.adapter.pool);
+            let id = adapted.id_of(&device.device).filter(|_| device.pool == adapted.adapter.pool);
             let Some(id) = id else {
                 let message = format!(
                     "{what} is not among the devices that the device plugin of {} lists",

@@ -8,7 +8,7 @@ use crate::manager::tests::scene::FakePlugin;
 use nodedock_base::changes::Changes;
 use nodedock_model::{
     AllocatedDevice, AllocationEntry, AllocationMount, AllocationNode, ContainerAllocation, ContainerKind,
-    DeviceAccess, DriverClaim, ObjectRef, PreparedClaim,
+    DeviceAccess, DeviceName, DriverClaim, HealthState, ObjectRef, PreparedClaim,
 };
 
 const RESOURCE: &str = "example.com/thing";

@@ -1,0 +1,42 @@
+//! The inventory of an adapter: its plugin's list with what the rules say and `/sys` has.
+
+use std::collections::BTreeMap;
+
+use super::AdapterParts;
+use crate::driver::Published;
+use crate::standard_attributes;
+use nodedock_model::{Adapter, DeviceHealth, HealthState, Inventory, PluginDevice, Pool, device_name};
+
+/// What an inventory is made of.
+pub(super) struct Material {
+    pub(super) adapter: Adapter,
+    pub(super) listed: BTreeMap<String, PluginDevice>,
+    pub(super) left: Option<String>,
+}
+
+impl Material {
+    /// Blocks: it reads below `/sys`.
+    pub(super) fn publish(self, parts: &AdapterParts) -> Published {
+        let Self { adapter, listed, left } = self;
+        let read = |path: &str| String::from_utf8(parts.sysfs.read(path).ok()?).ok();
+        let pool = Pool {
+            devices: adapter.devices(&listed, read),
+            extended_resource: Some(adapter.resource.clone()),
+            ..Pool::default()
+        };
+        let mut inventory = Inventory { pools: [(adapter.pool.clone(), pool)].into() };
+        standard_attributes::add(&parts.sysfs, parts.numa_node_form, &mut inventory);
+        let health = |device: &PluginDevice| {
+            let health = match (&left, device.healthy) {
+                (Some(why), _) => DeviceHealth { state: HealthState::Unhealthy, message: why.clone() },
+                (None, false) => {
+                    let message = format!("the device plugin of {} lists it as unhealthy", adapter.resource);
+                    DeviceHealth { state: HealthState::Unhealthy, message }
+                }
+                (None, true) => DeviceHealth { state: HealthState::Healthy, message: String::new() },
+            };
+            ((adapter.pool.clone(), device_name(&device.id)), health)
+        };
+        Published { inventory, health: listed.values().map(health).collect() }
+    }
+}
