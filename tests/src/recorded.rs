@@ -71,6 +71,22 @@ impl Recorded {
         path
     }
 
+    /// A card that can make eight virtual functions.
+    pub fn card(&self, address: &str) -> &Self {
+        self.function(address, "0x020000", "mlx5_core", Some(9));
+        for (file, value) in [
+            ("sriov_totalvfs", "8"),
+            ("sriov_numvfs", "0"),
+            ("sriov_offset", "1"),
+            ("sriov_stride", "1"),
+            ("sriov_vf_device", "101e"),
+            ("sriov_drivers_autoprobe", "1"),
+        ] {
+            self.value(address, file, value);
+        }
+        self
+    }
+
     pub fn path(&self) -> &Path {
         &self.root
     }

@@ -193,17 +193,7 @@ async fn the_driver_of_virtual_functions_passes() {
     const PF: &str = "0000:05:00.0";
     let directory = tempfile::tempdir().expect("a directory");
     let machine = Recorded::new(directory.path(), &["vfio-pci", "mlx5_core"]);
-    machine.function(PF, "0x020000", "mlx5_core", Some(9));
-    for (file, value) in [
-        ("sriov_totalvfs", "8"),
-        ("sriov_numvfs", "0"),
-        ("sriov_offset", "1"),
-        ("sriov_stride", "1"),
-        ("sriov_vf_device", "101e"),
-        ("sriov_drivers_autoprobe", "1"),
-    ] {
-        machine.value(PF, file, value);
-    }
+    machine.card(PF);
     let pools = "pools: [{name: vf, select: [{addresses: [\"0000:05:00.0\"]}], vfs: 4, mode: vfio}]";
     on_machine("sriov", Some(pools), machine.path()).await;
 }

@@ -47,17 +47,7 @@ impl Scene {
     async fn card() -> Self {
         let root = Root::new();
         let machine = Recorded::new(&root.path().join("machine"), &["vfio-pci", "mlx5_core"]);
-        machine.function(PF, "0x020000", "mlx5_core", Some(9));
-        for (file, value) in [
-            ("sriov_totalvfs", "8"),
-            ("sriov_numvfs", "0"),
-            ("sriov_offset", "1"),
-            ("sriov_stride", "1"),
-            ("sriov_vf_device", "101e"),
-            ("sriov_drivers_autoprobe", "1"),
-        ] {
-            machine.value(PF, file, value);
-        }
+        machine.card(PF);
         let config = "pools: [{name: vf, select: [{addresses: [\"0000:05:00.0\"]}], vfs: 4, mode: vfio}]";
         Self::of(root, &machine, ("sriov", SRIOV), config, "vf/0000-05-00-1").await
     }
