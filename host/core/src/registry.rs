@@ -319,19 +319,21 @@ impl Registry {
         serving.or_else(|| known().map(|view| view.kind))
     }
 
-    /// Returns whether a driver publishes its own pools: a native plugin that does not list its devices here.
+    /// Returns whether a driver publishes its own pools: a native plugin that does not list its devices here. One that does not serve yet is
+    /// taken for such a plugin.
     pub fn publishes_itself(&self, name: &DriverName) -> bool {
+        self.serving_publishes_itself(name).unwrap_or_else(|| {
+            let state = self.0.state.read();
+            let mut sources = state.sources.values();
+            sources.any(|view| view.kind == DriverKind::Grpc && view.name.as_ref() == Some(name))
+        })
+    }
+
+    /// The same of a driver that serves; `None` of any other.
+    pub fn serving_publishes_itself(&self, name: &DriverName) -> Option<bool> {
         let state = self.0.state.read();
-        match state.serving.get(name) {
-            Some(instances) => {
-                let driver = &instances.picked().driver;
-                driver.identity.kind == DriverKind::Grpc && driver.inventory.is_none()
-            }
-            None => {
-                let mut sources = state.sources.values();
-                sources.any(|view| view.kind == DriverKind::Grpc && view.name.as_ref() == Some(name))
-            }
-        }
+        let driver = &state.serving.get(name)?.picked().driver;
+        Some(driver.identity.kind == DriverKind::Grpc && driver.inventory.is_none())
     }
 
     /// Returns the names of drivers with a source.

@@ -249,6 +249,9 @@ pub struct PreparedBy {
     /// Digest of a WASM driver's file; empty for a native plugin.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub digest: String,
+    /// A native plugin whose pools the host publishes, since it lists its devices here.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lists: bool,
 }
 
 /// Kind of a driver.

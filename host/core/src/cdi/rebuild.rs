@@ -75,6 +75,7 @@ fn part_of(file: &OurFile) -> Result<(Identity, DriverPart), RebuildError> {
         kind: DriverKind::Wasm,
         version: identity.driver_version.clone(),
         digest: String::new(),
+        lists: false,
     };
     Ok((identity, DriverPart { prepared: Some(Arc::new(prepared)), by: Some(by), ..DriverPart::default() }))
 }

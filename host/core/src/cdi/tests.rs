@@ -55,7 +55,12 @@ fn claim_with_uid(uid: &str, prepared: PreparedClaim) -> ClaimRecord {
         admin_access: false,
         binding: Default::default(),
     };
-    let by = PreparedBy { kind: DriverKind::Wasm, version: "1.2.0".to_owned(), digest: String::new() };
+    let by = PreparedBy {
+        kind: DriverKind::Wasm,
+        version: "1.2.0".to_owned(),
+        digest: String::new(),
+        lists: false,
+    };
     let pod = ObjectRef::new("ml", "train-0", "pod-1").unwrap();
     let id = ObjectRef::new("ml", "train-gpu", uid).unwrap();
     let mut record = ClaimRecord::new(id, ClaimState::Prepared, "5a8d");

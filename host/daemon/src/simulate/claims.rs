@@ -181,7 +181,8 @@ impl Held {
         record.pods = pods.map(|pod| (pod.uid.clone(), pod)).collect();
         for driver in self.drivers() {
             let (info, digest) = (driver.info(), driver.digest().to_owned());
-            let by = PreparedBy { kind: DriverKind::Wasm, version: info.version.clone(), digest };
+            let by =
+                PreparedBy { kind: DriverKind::Wasm, version: info.version.clone(), digest, lists: false };
             record
                 .drivers
                 .insert(info.name.clone(), Box::new(DriverPart { by: Some(by), ..DriverPart::default() }));

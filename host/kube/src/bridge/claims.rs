@@ -48,16 +48,14 @@ impl Context {
         request_id: Arc<str>,
     ) -> Result<Vec<KubeletDevice>, Problem> {
         let mut devices = self.manager()?.prepare_for_kubelet(driver, claim, request_id).await?;
-        // A driver that has not come back since a restart has no kind but the one of its claims.
-        let prepared_by = || {
+        // What a driver that does not serve yet since a restart publishes is known by its claims alone.
+        let published_itself = || {
             let mut records = self.parts.manager.claims().into_iter();
             let record = records.find(|record| record.id.uid == claim.uid)?;
-            record.drivers.get(driver)?.by.as_ref().map(|by| by.kind)
+            record.drivers.get(driver)?.by.as_ref().map(|by| by.kind == DriverKind::Grpc && !by.lists)
         };
-        let publishes_itself = match self.parts.registry.kind(driver) {
-            Some(_) => self.parts.registry.publishes_itself(driver),
-            None => prepared_by() == Some(DriverKind::Grpc),
-        };
+        let serving = self.parts.registry.serving_publishes_itself(driver);
+        let publishes_itself = serving.or_else(published_itself).unwrap_or(false);
         if !publishes_itself {
             devices
                 .iter_mut()

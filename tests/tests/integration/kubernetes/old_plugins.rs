@@ -27,6 +27,8 @@ const DRIVER: &str = "old.example.com";
 struct Plugin {
     endpoint: String,
     devices: watch::Receiver<Vec<String>>,
+    /// Whether it says what it is.
+    answers: watch::Sender<bool>,
     unprepared: Mutex<Vec<String>>,
 }
 
@@ -87,6 +89,8 @@ impl Old for Service {
 #[tonic::async_trait]
 impl Registration for Service {
     async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        let mut answers = self.0.answers.subscribe();
+        answers.wait_for(|answers| *answers).await.map_err(|ended| Status::aborted(ended.to_string()))?;
         Ok(Response::new(PluginInfo {
             r#type: "DRAPlugin".to_owned(),
             name: DRIVER.to_owned(),
@@ -110,6 +114,7 @@ fn start(directory: &Path, registry: &Path, devices: watch::Receiver<Vec<String>
     let plugin = Arc::new(Plugin {
         endpoint: endpoint.to_str().expect("UTF-8").to_owned(),
         devices,
+        answers: watch::Sender::new(true),
         unprepared: Mutex::default(),
     });
     let service = Server::builder().add_service(NodeServer::new(Service(plugin.clone())));
@@ -152,10 +157,13 @@ async fn devices_that_an_old_plugin_lists_are_in_slices_and_prepared_for_a_kubel
             (pool.as_str(), "dev-1")
         );
         assert_eq!(devices[0].cdi_device_ids, [format!("{DRIVER}/d=dev-1")]);
+        // After a crash the daemon answers from its checkpoint before it knows the plugin again.
+        plugin.answers.send_replace(false);
         daemon.crash().await;
         kubelet.registered(DRIVER).await;
-        cluster.api.wait_until("two devices again", names(2)).await;
     }
+    plugin.answers.send_replace(true);
+    cluster.api.wait_until("two devices again", names(2)).await;
     kubelet.driver(DRIVER).unprepare(std::slice::from_ref(&claim)).await.expect("it is unprepared");
     assert_eq!(*plugin.unprepared.lock().expect("no call has failed"), [claim.uid]);
     sender.send_replace(vec!["dev-0".to_owned()]);

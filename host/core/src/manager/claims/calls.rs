@@ -15,8 +15,8 @@ use crate::driver::{Call, ClaimDriver, Driver, DriverIdentity, Outcomes, all_fai
 use crate::manager::Manager;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
-    ClaimRecord, DriverClaim, DriverClaimRecord, DriverName, PreparedBy, Problem, ProblemCode, ProblemKind,
-    Uid,
+    ClaimRecord, DriverClaim, DriverClaimRecord, DriverKind, DriverName, PreparedBy, Problem, ProblemCode,
+    ProblemKind, Uid,
 };
 
 /// Time that the manager waits for a driver after the deadline: the driver ends its calls itself, and checks files afterwards.
@@ -206,7 +206,12 @@ fn micros(since: Instant) -> u64 {
 
 pub(super) fn prepared_by(driver: &Driver) -> PreparedBy {
     let identity = &driver.identity;
-    PreparedBy { kind: identity.kind, version: identity.version.clone(), digest: identity.digest.clone() }
+    PreparedBy {
+        kind: identity.kind,
+        version: identity.version.clone(),
+        digest: identity.digest.clone(),
+        lists: identity.kind == DriverKind::Grpc && driver.inventory.is_some(),
+    }
 }
 
 fn no_claims(driver: &DriverName) -> Problem {

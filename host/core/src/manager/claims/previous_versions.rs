@@ -149,6 +149,7 @@ mod tests {
             kind: DriverKind::Wasm,
             version: "1.0.0".to_owned(),
             digest: "sha256:00".to_owned(),
+            lists: false,
         };
         let mut first = Problem::invalid("unknown-memo", "what is this");
         let problem = both(&first, &by, &Problem::internal("predecessor-missing", "it is not kept"));

@@ -177,6 +177,7 @@ impl Workbench {
             kind: DriverKind::Wasm,
             version: driver.info().version.clone(),
             digest: driver.digest().to_owned(),
+            lists: false,
         };
         record.drivers.insert(name.clone(), Box::new(DriverPart { by: Some(by), ..DriverPart::default() }));
         let claim = TestClaim { bench: self, driver: name, record };

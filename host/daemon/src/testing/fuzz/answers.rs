@@ -60,7 +60,12 @@ fn refused(problem: Problem) {
 fn prepared(prepared: Prepared) {
     bounds::prepared(&prepared.claim);
     let record = |claim| {
-        let by = PreparedBy { kind: DriverKind::Wasm, version: "1.2.3".to_owned(), digest: String::new() };
+        let by = PreparedBy {
+            kind: DriverKind::Wasm,
+            version: "1.2.3".to_owned(),
+            digest: String::new(),
+            lists: false,
+        };
         let part = DriverPart { prepared: Some(Arc::new(claim)), by: Some(by), ..DriverPart::default() };
         self::record(prepared.asked.devices.clone(), part)
     };

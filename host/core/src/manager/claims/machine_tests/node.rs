@@ -382,7 +382,12 @@ impl Node {
             Luck::Later | Luck::TooLateDone => Err(transient()),
             Luck::CrashBefore | Luck::CrashAfter => return Err(Crash),
         };
-        let by = PreparedBy { kind: DriverKind::Wasm, version: "1.0.0".to_owned(), digest: String::new() };
+        let by = PreparedBy {
+            kind: DriverKind::Wasm,
+            version: "1.0.0".to_owned(),
+            digest: String::new(),
+            lists: false,
+        };
         Ok(DriverResult { driver: name.clone(), by: Some(by), outcome, duration_us: 1 })
     }
 
