@@ -31,7 +31,7 @@ use tokio::sync::watch;
 use nodedock_base::batches::Batches;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
-use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid};
+use nodedock_model::{ApiObject, ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid};
 
 pub use database::StoreError;
 pub use error::{CommitError, OpenError, ReadError};
@@ -60,6 +60,8 @@ pub enum Change {
     DeleteAllocation(Uid),
     PutValues(Arc<ClaimValues>),
     DeleteValues(Uid),
+    PutObject(Arc<ApiObject>),
+    DeleteObject(Uid),
 }
 
 /// Handle to the checkpoint. Clones write to the same file, which is closed when the last one is dropped.

@@ -3,6 +3,7 @@
 //! Input is parsed here into types that enforce its rules, and is not checked again after that.
 
 mod adapter;
+mod api_object;
 mod cdi_name;
 mod change;
 mod claim;
@@ -22,6 +23,7 @@ mod side_file;
 mod values;
 
 pub use adapter::*;
+pub use api_object::*;
 pub use cdi_name::*;
 pub use change::*;
 pub use claim::*;

@@ -15,7 +15,9 @@ use super::database::{Database, Keep, Row, Rows, StoreError, Write};
 use super::upgrade::{self, RecordStep, UPGRADES, Upgrades};
 use super::{Change, CommitError, carry};
 use nodedock_base::{clock, worded};
-use nodedock_model::{ClaimRecord, ClaimValues, NameError, PodAllocation, PodRecord, ReleaseRecord, Uid};
+use nodedock_model::{
+    ApiObject, ClaimRecord, ClaimValues, NameError, PodAllocation, PodRecord, ReleaseRecord, Uid,
+};
 
 /// Version of the tables and of the meaning of their keys.
 pub const FORMAT_VERSION: u32 = 2;
@@ -40,6 +42,7 @@ worded! {
         Released = "released",
         Allocations = "allocations",
         Values = "values",
+        Objects = "objects",
     }
 }
 
@@ -107,6 +110,9 @@ pub struct Dump {
     pub allocations: Vec<PodAllocation>,
     /// Values below `/sys` that drivers changed for claims.
     pub values: Vec<ClaimValues>,
+    /// Of the local API.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub objects: Vec<ApiObject>,
     pub skipped: Vec<Skipped>,
     /// Unreadable values whose key was written again.
     pub unreadable: u64,
@@ -119,6 +125,7 @@ impl Dump {
         self.released.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
         self.allocations.sort_by(|a, b| a.uid().cmp(b.uid()));
         self.values.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
+        self.objects.sort_by(|a, b| a.uid.cmp(&b.uid));
         self.skipped.sort_by(|a, b| (a.table, &a.key).cmp(&(b.table, &b.key)));
     }
 
@@ -178,6 +185,8 @@ pub(super) fn encode(change: Change) -> Result<Write, CommitError> {
         Change::DeleteAllocation(uid) => Ok(Write { table: Table::Allocations, key: uid, value: None }),
         Change::PutValues(record) => put(Table::Values, &record.id.uid, &*record),
         Change::DeleteValues(uid) => Ok(Write { table: Table::Values, key: uid, value: None }),
+        Change::PutObject(record) => put(Table::Objects, &record.uid, &*record),
+        Change::DeleteObject(uid) => Ok(Write { table: Table::Objects, key: uid, value: None }),
     }
 }
 
@@ -238,6 +247,7 @@ pub(super) fn carry_over(table: Table, before: Stored<'_>, new: &str) -> Result<
         Table::Released => as_known::<ReleaseRecord>(&stored),
         Table::Allocations => as_known::<PodAllocation>(&stored),
         Table::Values => as_known::<ClaimValues>(&stored),
+        Table::Objects => as_known::<ApiObject>(&stored),
     };
     let mut new = json_of(Stored::of_this_release(new), &[])?;
     carry::carry_over(&stored, &known.map_err(words)?, &mut new);
@@ -337,6 +347,7 @@ enum Record {
     Released(ReleaseRecord),
     Allocation(PodAllocation),
     Values(ClaimValues),
+    Object(ApiObject),
 }
 
 fn joined(batch: ScopedJoinHandle<'_, Vec<Parsed>>) -> Vec<Parsed> {
@@ -370,6 +381,7 @@ impl Unparsed {
             Table::Released => parse_as(Record::Released, |claim| &claim.id.uid, uid, stored, steps),
             Table::Allocations => parse_as(Record::Allocation, PodAllocation::uid, uid, stored, steps),
             Table::Values => parse_as(Record::Values, |values| &values.id.uid, uid, stored, steps),
+            Table::Objects => parse_as(Record::Object, |object| &object.uid, uid, stored, steps),
         }
     }
 }
@@ -414,6 +426,7 @@ impl Loading {
                 Ok(Record::Released(claim)) => dump.released.push(claim),
                 Ok(Record::Allocation(pod)) => dump.allocations.push(pod),
                 Ok(Record::Values(values)) => dump.values.push(values),
+                Ok(Record::Object(object)) => dump.objects.push(object),
                 Err(reason) => dump.skipped.push(Skipped { table, key, reason, bytes }),
             }
         }

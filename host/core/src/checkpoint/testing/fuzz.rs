@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::format::{self, RECORD_VERSION, Stored, Table};
 use super::upgrade::UPGRADES;
-use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord};
+use nodedock_model::{ApiObject, ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord};
 
 /// Checks that a record round-trips.
 pub fn check_kept<R: Serialize + DeserializeOwned + PartialEq + Debug>(record: &R) {
@@ -34,6 +34,7 @@ pub fn record(data: &[u8]) -> bool {
         Some(Table::Released) => read::<ReleaseRecord>(Table::Released, value),
         Some(Table::Allocations) => read::<PodAllocation>(Table::Allocations, value),
         Some(Table::Values) => read::<ClaimValues>(Table::Values, value),
+        Some(Table::Objects) => read::<ApiObject>(Table::Objects, value),
     }
 }
 

@@ -69,6 +69,7 @@ impl Durable {
             Change::DeleteReleased(_) => unreachable!("there is room for all"),
             Change::PutAllocation(_) | Change::DeleteAllocation(_) => unreachable!("not the claim manager's"),
             Change::PutValues(_) | Change::DeleteValues(_) => unreachable!("no driver of these writes"),
+            Change::PutObject(_) | Change::DeleteObject(_) => unreachable!("of the local API alone"),
         }
     }
 }
