@@ -1,13 +1,8 @@
-//! An API server: HTTP, list, watch, resource versions, conflicts, and faults on request.
+//! An API server for tests: the engine of `nodedock-apiserver`, with faults, denied requests, and a record of requests around it.
 //!
-//! It holds objects as JSON and answers as Kubernetes 1.36 does: its tests compare it with recorded exchanges, and the test
-//! `kubernetes stand_in` with a real server. What a node's
-//! driver does not meet is not there: other resources and kinds of patches, label selectors, dry runs, protobuf but of slices, tables, admission
-//! webhooks, quotas. Nothing controls its objects but requests and the methods here: no scheduler, no garbage collector.
-//!
-//! What it does not do as a real one: server-side apply is for a claim's status alone, always forced, and knows the entries that a
-//! manager applied before, not those that others updated to the same value; `managedFields` name no fields; a list is always of the
-//! newest resource version; a pod that is deleted goes at once; claims and templates are stored as they are sent, without defaults.
+//! It answers as Kubernetes 1.36 does: its tests compare it with recorded exchanges, and the test `kubernetes stand_in` with a real
+//! server. Nothing controls its objects but requests and the methods here: no scheduler, no garbage collector, and every namespace is
+//! taken to be there. Beside `v1`, it serves versions of resource.k8s.io before it, by conversion.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -20,20 +15,10 @@ mod cluster;
 mod convert;
 mod fault;
 mod objects;
-mod patch;
-mod protobuf;
-mod reads;
-mod resources;
-mod route;
-mod selector;
 mod serve;
 mod state;
-mod status;
 #[cfg(test)]
 mod tests;
-mod validate;
-mod watch;
-mod writes;
 
 pub use cluster::{Allocated, Pod};
 pub use fault::{Fault, FaultId, When};
@@ -55,7 +40,7 @@ pub struct ApiServer {
 impl ApiServer {
     /// Serves on a free port of 127.0.0.1, resource.k8s.io in `v1` alone, to clients with any token or none.
     pub async fn start() -> Self {
-        let shared = Arc::new(Shared::new());
+        let shared = Arc::new(Shared::new().await);
         let listening = Listening::on(0, Arc::clone(&shared)).await;
         Self { shared, port: listening.port, listening: Mutex::new(Some(listening)) }
     }
@@ -172,22 +157,22 @@ impl ApiServer {
 
     /// Forgets the changes until now: a watch that would go on from one of them gets 410 and lists again.
     pub fn compact(&self) {
-        self.shared.change(|state| state.compacted = state.revision);
+        self.shared.server.forget_history();
     }
 
     /// Sends every watch that asked for bookmarks one, at once. They also come every minute.
     pub fn bookmark(&self) {
-        self.shared.change(|state| state.bookmarks += 1);
+        self.shared.server.send_bookmarks();
     }
 
     /// Ends every watch in order, as a server does that has had enough of it.
     pub fn close_watches(&self) {
-        self.shared.change(|state| state.watch_epoch += 1);
+        self.shared.server.end_watches();
     }
 
     /// Raises the resource version as other people's objects do.
     pub fn skip_versions(&self, count: u64) {
-        self.shared.change(|state| state.revision += count);
+        self.shared.server.skip_versions(count);
     }
 
     /// Looks at everything at once.
@@ -210,14 +195,18 @@ impl ApiServer {
     ///
     /// After [`DEADLINE`] on the wall clock, with what was seen.
     pub async fn wait_for<T>(&self, what: &str, mut look: impl FnMut(&State) -> Option<T>) -> T {
-        let mut ticks = self.shared.ticks();
+        let [mut requests, mut objects] = self.shared.ticks();
         let work = async {
             loop {
-                ticks.mark_unchanged();
+                requests.mark_unchanged();
+                objects.mark_unchanged();
                 if let Some(found) = look(&self.shared.lock()) {
                     return found;
                 }
-                let _ = ticks.changed().await;
+                tokio::select! {
+                    _ = requests.changed() => {}
+                    _ = objects.changed() => {}
+                }
             }
         };
         match within(DEADLINE, work).await {

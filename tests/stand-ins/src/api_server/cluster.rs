@@ -1,10 +1,11 @@
 //! What the rest of a cluster does: nodes, pods, the scheduler, the kubelet's wiping of slices.
 
+use nodedock_apiserver::ObjectKey;
 use serde_json::{Value, json};
 
 use super::ApiServer;
-use super::state::Key;
-use super::writes::now;
+use super::objects::now;
+use super::state::named;
 
 /// A pod to be put on a node.
 #[derive(Clone, Debug)]
@@ -110,7 +111,9 @@ impl Allocated {
         self
     }
 
-    /// Made by a client that writes JSON with space in it: see the module `writes` for what that does to its status.
+    /// Made by a client that writes JSON with space in it. An API server stores the opaque parameters of a claim byte by byte, and
+    /// compares them with the same parameters as it writes them itself, without space: every later write of the claim's status in JSON,
+    /// of whatever kind, looks like a change of `status.allocation` and is refused. That is how a recorded apply was refused.
     pub fn with_spaced_parameters(mut self) -> Self {
         self.spaced = true;
         self
@@ -170,7 +173,7 @@ impl ApiServer {
         }
         let uid = uid(&self.put(object));
         if claim.spaced {
-            self.shared.change(|state| state.spaced.insert(uid.clone()));
+            self.shared.space(&uid);
         }
         uid
     }
@@ -190,14 +193,15 @@ impl ApiServer {
 
     /// A kubelet that misses a driver for half a minute: it deletes its slices.
     pub fn wipe_slices(&self, node: &str, driver: Option<&str>) -> usize {
-        self.shared.change(|state| {
+        self.shared.server.change_unstored(|draft| {
             let meant = |slice: &Value| {
                 slice["spec"]["nodeName"] == node
                     && driver.is_none_or(|driver| slice["spec"]["driver"] == driver)
             };
-            let slices = state.entries("resourceslices").filter(|(_, slice)| meant(slice));
-            let keys: Vec<Key> = slices.map(|(key, _)| key.clone()).collect();
-            keys.iter().filter(|key| state.remove(key).is_some()).count()
+            let slices = draft.snapshot().objects(named("resourceslices"));
+            let slices = slices.filter(|(_, slice)| meant(slice));
+            let keys: Vec<ObjectKey> = slices.map(|(key, _)| key.clone()).collect();
+            keys.iter().filter(|key| draft.remove(key).is_some()).count()
         })
     }
 }

@@ -1,5 +1,7 @@
 //! What goes wrong on request.
 
+use serde_json::Value;
+
 use super::state::Seen;
 
 /// What becomes of a request instead of, or beside, its answer.
@@ -131,4 +133,17 @@ impl Faults {
         self.all.retain(|pending| pending.left != Some(0));
         met
     }
+}
+
+/// Removes a field: `spec.devices[*].taints`.
+pub(super) fn drop_field(object: &mut Value, path: &str) {
+    let Some((head, rest)) = path.split_once('.') else {
+        object.as_object_mut().map(|fields| fields.remove(path));
+        return;
+    };
+    let items = match head.strip_suffix("[*]") {
+        Some(list) => object.get_mut(list).and_then(Value::as_array_mut).map(Vec::as_mut_slice),
+        None => object.get_mut(head).map(std::slice::from_mut),
+    };
+    items.into_iter().flatten().for_each(|item| drop_field(item, rest));
 }

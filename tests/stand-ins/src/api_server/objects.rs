@@ -1,11 +1,15 @@
 //! What a test does to objects directly, without a request.
 
+use nodedock_apiserver::ObjectKey;
 use serde_json::Value;
 
 use super::ApiServer;
-use super::resources;
-use super::state::key;
-use super::writes::now;
+use super::state::named;
+
+/// This second, as objects have it.
+pub(super) fn now() -> Value {
+    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into()
+}
 
 impl ApiServer {
     /// Stores an object as it is, new or in the place of another, with its status: what it lacks of `uid`,
@@ -13,12 +17,15 @@ impl ApiServer {
     /// them, all else as `v1`. Gives the object as it is stored.
     pub fn put(&self, mut object: Value) -> Value {
         let kind = object["kind"].as_str().unwrap_or_default().to_owned();
-        let resource = resources::named(&kind);
-        self.shared.change(|state| {
-            if resource.namespaced && object["metadata"]["namespace"].is_null() {
-                object["metadata"]["namespace"] = "default".into();
-            }
-            let old = state.objects.get(&key(resource, &object)).cloned();
+        let resource = named(&kind);
+        if resource.namespaced && object["metadata"]["namespace"].is_null() {
+            object["metadata"]["namespace"] = "default".into();
+        }
+        object["apiVersion"] =
+            if resource.group.is_empty() { "v1".into() } else { format!("{}/v1", resource.group).into() };
+        self.shared.server.change_unstored(|draft| {
+            let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+            let old = draft.snapshot().object(resource, &text("namespace"), &text("name")).cloned();
             let old = old.as_deref().map_or(&Value::Null, |old| &old["metadata"]);
             let metadata = &mut object["metadata"];
             let fill = [("uid", uuid::Uuid::new_v4().to_string().into()), ("creationTimestamp", now())];
@@ -30,8 +37,7 @@ impl ApiServer {
             if resource.generation && metadata["generation"].is_null() {
                 metadata["generation"] = (old["generation"].as_i64().unwrap_or_default() + 1).into();
             }
-            object["apiVersion"] = resources::api_version(resource.group, "v1").into();
-            state.store(resource, object).as_ref().clone()
+            draft.store(resource, object).as_ref().clone()
         })
     }
 
@@ -47,8 +53,10 @@ impl ApiServer {
 
     /// Takes an object away, whatever finalizers it has. Gives what it was.
     pub fn delete(&self, resource: &str, namespace: &str, name: &str) -> Option<Value> {
-        let key = (resources::named(resource).plural, namespace.to_owned(), name.to_owned());
-        self.shared.change(|state| state.remove(&key)).map(|object| object.as_ref().clone())
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        let key = ObjectKey { resource: named(resource).plural, namespace, name };
+        let removed = self.shared.server.change_unstored(|draft| draft.remove(&key));
+        removed.map(|object| object.as_ref().clone())
     }
 
     /// Changes an object in its place, as another client does.
@@ -57,17 +65,18 @@ impl ApiServer {
     ///
     /// If it is not there.
     pub fn edit(&self, resource: &str, namespace: &str, name: &str, edit: impl FnOnce(&mut Value)) -> Value {
-        let resource = resources::named(resource);
-        let key = (resource.plural, namespace.to_owned(), name.to_owned());
-        self.shared.change(|state| {
-            let old = state.objects.get(&key).unwrap_or_else(|| panic!("there is no {key:?} to edit"));
+        let resource = named(resource);
+        self.shared.server.change_unstored(|draft| {
+            let old = draft.snapshot().object(resource, namespace, name).cloned();
+            let old =
+                old.unwrap_or_else(|| panic!("there is no {} {namespace}/{name} to edit", resource.plural));
             let mut object = old.as_ref().clone();
             edit(&mut object);
             if resource.generation && object["spec"] != old["spec"] {
                 let generation = old["metadata"]["generation"].as_i64().unwrap_or_default();
                 object["metadata"]["generation"] = (generation + 1).into();
             }
-            state.store(resource, object).as_ref().clone()
+            draft.store(resource, object).as_ref().clone()
         })
     }
 }

@@ -6,29 +6,27 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt, stream};
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, USER_AGENT};
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response};
+use http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, USER_AGENT};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use nodedock_apiserver::{
+    DRA_GROUP, PROTOBUF, Refusal, Resource, Route, discovered_group, discovered_resources, protobuf_to_json,
+    status,
+};
 use serde_json::{Value, json};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::convert::from_storage;
-use super::fault::Fault;
-use super::protobuf;
-use super::reads::{self, metadata_only};
-use super::resources;
-use super::route::{self, Route};
+use super::convert::{self, from_v1, to_v1};
+use super::fault::{Fault, drop_field};
 use super::state::{Seen, Shared, State};
-use super::status::{self, Refusal};
-use super::watch::Watching;
-use super::writes::{self, Write};
 
 const BODY_MOST: usize = 3 << 20;
 /// The user of each token.
@@ -89,43 +87,13 @@ async fn connection(stream: TcpStream, shared: Arc<Shared>) {
     let _ = server.timer(TokioTimer::new()).serve_connection(TokioIo::new(stream), service).await;
 }
 
-/// What is to be sent.
-enum Answer {
-    Whole { code: u16, content_type: &'static str, text: String, retry_after: Option<u64> },
-    Watch(Box<Watching>),
-}
-
-impl From<Refusal> for Answer {
-    fn from(refusal: Refusal) -> Self {
-        let text = refusal.status.to_string();
-        Self::Whole { code: refusal.code, content_type: JSON, text, retry_after: refusal.retry_after }
-    }
-}
-
-impl Answer {
-    fn text(code: u16, content_type: &'static str, text: impl Into<String>) -> Self {
-        Self::Whole { code, content_type, text: text.into(), retry_after: None }
-    }
-
-    fn json(code: u16, body: &Value) -> Self {
-        Self::text(code, JSON, body.to_string())
-    }
-
-    fn code(&self) -> u16 {
-        match self {
-            Self::Whole { code, .. } => *code,
-            Self::Watch(_) => 200,
-        }
-    }
-}
-
 /// A request that has been read.
 struct Asked {
     seen: Seen,
     route: Option<Route>,
+    head: Parts,
     /// None: it is too large.
     body: Option<Bytes>,
-    accept: String,
     token: String,
     faults: Vec<Fault>,
 }
@@ -140,40 +108,66 @@ fn header(headers: &HeaderMap, name: HeaderName) -> String {
     headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned()
 }
 
+fn text(code: u16, content_type: &'static str, text: String) -> Response<Body> {
+    let length = text.len();
+    let body = Full::new(Bytes::from(text)).map_err(never).boxed_unsync();
+    let response = Response::builder().status(code).header(CONTENT_TYPE, content_type);
+    response.header(CONTENT_LENGTH, length).body(body).expect("codes and headers are our own")
+}
+
+fn json(body: &Value) -> Response<Body> {
+    text(200, JSON, body.to_string())
+}
+
+fn refused(refusal: Refusal) -> Response<Body> {
+    refusal.into_response().map(|body| body.map_err(never).boxed_unsync())
+}
+
+fn never(never: Infallible) -> Broken {
+    match never {}
+}
+
+/// What a request is about, in the version of its address.
+fn routed(shared: &Shared, head: &Parts) -> Option<(Route, String)> {
+    let Some(version) = convert::version(&head.uri) else {
+        return shared.server.route(&head.method, &head.uri).map(|route| (route, "v1".to_owned()));
+    };
+    let route = shared.server.route(&head.method, &convert::in_v1(&head.uri, version))?;
+    shared.lock().served.has(route.resource, version).then(|| (route, version.to_owned()))
+}
+
 async fn read<B>(shared: &Shared, request: Request<B>) -> Result<Asked, Broken>
 where
     B: hyper::body::Body<Data = Bytes, Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
 {
     let (head, body) = request.into_parts();
-    let query = route::query(&head.uri);
-    let parts = route::parts(&head.uri);
-    let route = route::route(&shared.lock().served, &head.method, &parts, query.clone());
+    let (route, version) = routed(shared, &head).unzip();
     let body = match Limited::new(body, BODY_MOST).collect().await {
         Ok(body) => Some(body.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => None,
         Err(_) => return Err(Broken),
     };
     let text = |of: fn(&Route) -> &str| route.as_ref().map(of).unwrap_or_default().to_owned();
+    let query = head.uri.query().unwrap_or_default();
     let mut seen = Seen {
         verb: route
             .as_ref()
             .map_or_else(|| head.method.as_str().to_lowercase(), |route| route.verb.to_owned()),
         group: text(|route| &route.group),
-        version: text(|route| &route.version),
+        version: version.unwrap_or_default(),
         resource: text(|route| route.resource.plural),
         subresource: text(|route| &route.subresource),
         namespace: text(|route| &route.namespace),
         name: text(|route| &route.name),
         path: head.uri.path().to_owned(),
-        query,
+        query: form_urlencoded::parse(query.as_bytes()).into_owned().collect(),
         user_agent: header(&head.headers, USER_AGENT),
         content_type: header(&head.headers, CONTENT_TYPE),
         body: None,
         code: 0,
     };
-    let is_protobuf = seen.content_type.starts_with(protobuf::CONTENT_TYPE);
-    seen.body = body.as_ref().and_then(|body| match is_protobuf {
-        true => protobuf::to_json(body),
+    seen.body = body.as_ref().and_then(|body| match seen.content_type.starts_with(PROTOBUF) {
+        true => protobuf_to_json(body),
         false => serde_json::from_slice(body).ok(),
     });
     if seen.verb == "create" {
@@ -184,7 +178,7 @@ where
     let faults = shared.change(|state| state.faults.take(&seen));
     let authorization = header(&head.headers, AUTHORIZATION);
     let token = authorization.strip_prefix("Bearer ").unwrap_or_default().to_owned();
-    Ok(Asked { seen, route, body, accept: header(&head.headers, ACCEPT), token, faults })
+    Ok(Asked { seen, route, head, body, token, faults })
 }
 
 pub(super) async fn answer<B>(shared: Arc<Shared>, request: Request<B>) -> Result<Response<Body>, Broken>
@@ -197,74 +191,161 @@ where
     let answer = match asked.faults.iter().find_map(forced) {
         _ if is_away || hangs => None,
         Some(answer) => Some(answer),
-        None => Some(respond(&shared, &mut asked).unwrap_or_else(Answer::from)),
+        None => Some(respond(&shared, &mut asked).await.unwrap_or_else(refused)),
     };
-    asked.seen.code = answer.as_ref().map_or(0, Answer::code);
+    asked.seen.code = answer.as_ref().map_or(0, |answer| answer.status().as_u16());
     let is_half = asked.has(|fault| matches!(fault, Fault::HalfAnswer));
+    let is_watch = asked.seen.verb == "watch" && asked.seen.code == 200;
     shared.change(|state| state.requests.push(asked.seen));
     match answer {
-        Some(answer) => Ok(written(answer, is_half)),
+        Some(answer) if is_half => half(answer, is_watch).await,
+        Some(answer) => Ok(answer),
         None if hangs => std::future::pending().await,
         None => Err(Broken),
     }
 }
 
 /// What is answered whatever was asked.
-fn forced(fault: &Fault) -> Option<Answer> {
+fn forced(fault: &Fault) -> Option<Response<Body>> {
     const PAGE: &str =
         "<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in.</body></html>\n";
     match fault {
-        Fault::Html(code) => Some(Answer::text(*code, "text/html; charset=utf-8", PAGE)),
-        Fault::Status(code) => Some(status::plain(*code).into()),
-        Fault::TooMany { retry_after } => Some(status::too_many(*retry_after).into()),
+        Fault::Html(code) => Some(text(*code, "text/html; charset=utf-8", PAGE.to_owned())),
+        Fault::Status(code) => Some(refused(status::plain(*code))),
+        Fault::TooMany { retry_after } => Some(refused(status::too_many(*retry_after))),
         // A watch that is over before it begins.
-        Fault::CloseWatchesAtOnce => Some(Answer::text(200, JSON, "")),
+        Fault::CloseWatchesAtOnce => Some(text(200, JSON, String::new())),
         _ => None,
     }
 }
 
-fn respond(shared: &Arc<Shared>, asked: &mut Asked) -> Result<Answer, Refusal> {
-    let body = asked.body.take().ok_or_else(|| status::plain(413))?;
+async fn respond(shared: &Arc<Shared>, asked: &mut Asked) -> Result<Response<Body>, Refusal> {
+    let body = asked.body.take().ok_or_else(|| status::too_large(BODY_MOST))?;
     let tokens = shared.lock().tokens.clone();
     if !tokens.is_empty() && !tokens.contains(&asked.token) {
         return Err(status::plain(401));
     }
-    let Some(route) = asked.route.take() else { return beside(&shared.lock(), asked) };
-    if route.verb.is_empty() {
-        return Err(status::no_such_method());
-    }
-    if !may(&shared.lock(), &asked.seen) {
+    let Some(route) = asked.route.take() else { return beside(shared, asked, body).await };
+    if !route.verb.is_empty() && !may(&shared.lock(), &asked.seen) {
         return Err(status::forbidden(&route, &asked.seen.full_resource(), USER));
     }
-    let expired = asked.has(|fault| matches!(fault, Fault::Expire));
-    let expired = expired.then(|| status::expired(1, shared.lock().revision));
-    if route.verb == "watch" {
-        let mut watching = Watching::open(shared, route)?;
-        if let Some(expired) = expired {
-            watching.fail(&expired);
+    if asked.has(|fault| matches!(fault, Fault::Expire)) {
+        let expired = status::expired(1, shared.server.snapshot().revision());
+        return match route.verb {
+            "watch" => {
+                Ok(text(200, JSON, format!("{}\n", json!({ "type": "ERROR", "object": expired.status }))))
+            }
+            _ => Err(expired),
+        };
+    }
+    let version = asked.seen.version.clone();
+    let mut request = engine_request(&asked.head, body);
+    if version != "v1" {
+        *request.uri_mut() = convert::in_v1(&asked.head.uri, &version);
+    }
+    if let Some(body) = changed_body(asked, route.resource) {
+        *request.body_mut() = Full::from(body.to_string());
+        if asked.seen.content_type.starts_with(PROTOBUF) {
+            request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(JSON));
         }
-        return Ok(Answer::Watch(Box::new(watching)));
     }
-    if let Some(expired) = expired {
-        return Err(expired);
+    let answer = shared.server.handle(request).await.map(|body| body.map_err(never).boxed_unsync());
+    match version.as_str() {
+        "v1" => Ok(answer),
+        _ => Ok(converted(answer, version, route).await),
     }
-    let (code, object) = shared.change(|state| act(state, &route, asked, &body))?;
-    let is_brief = asked.accept.contains("as=PartialObjectMetadata");
-    Ok(Answer::json(code, &if is_brief { metadata_only(&object) } else { object }))
 }
 
-/// What is no resource.
-fn beside(state: &State, asked: &Asked) -> Result<Answer, Refusal> {
-    let path: Vec<&str> = asked.seen.path.split('/').filter(|part| !part.is_empty()).collect();
-    let found = match path.as_slice() {
-        _ if asked.seen.verb != "get" => None,
-        ["version"] => Some(json!({
-            "major": "1", "minor": state.minor_version, "gitVersion": "v1.36.2", "gitCommit": "", "gitTreeState": "clean",
-            "buildDate": "2026-06-16T00:00:00Z", "goVersion": "go1.26", "compiler": "gc", "platform": "linux/amd64",
-        })),
-        path => resources::discovery(&state.served, path),
+fn engine_request(head: &Parts, body: Bytes) -> Request<Full<Bytes>> {
+    let mut request = Request::new(Full::new(body));
+    request.method_mut().clone_from(&head.method);
+    request.uri_mut().clone_from(&head.uri);
+    request.headers_mut().clone_from(&head.headers);
+    request
+}
+
+/// The body without the fields that this server does not know, in `v1`; `None` if it is for the engine as it is.
+fn changed_body(asked: &Asked, resource: &Resource) -> Option<Value> {
+    let mut body = asked.seen.body.clone()?;
+    let drops = asked.faults.iter().filter_map(|fault| match fault {
+        Fault::DropField(path) => Some(path),
+        _ => None,
+    });
+    drops.for_each(|path| drop_field(&mut body, path));
+    if asked.seen.version != "v1" {
+        to_v1(&asked.seen.version, resource, &mut body);
+    }
+    (Some(&body) != asked.seen.body.as_ref()).then_some(body)
+}
+
+/// An answer of the engine in another version; of a watch, line by line.
+async fn converted(answer: Response<Body>, version: String, route: Route) -> Response<Body> {
+    let (mut head, body) = answer.into_parts();
+    if route.verb == "watch" && head.status == 200 {
+        let lines = body.map_frame(move |frame| {
+            frame.map_data(|line| {
+                let Ok(mut event) = serde_json::from_slice::<Value>(&line) else { return line };
+                from_v1(&version, route.resource, &mut event["object"]);
+                Bytes::from(format!("{event}\n"))
+            })
+        });
+        return Response::from_parts(head, lines.boxed_unsync());
+    }
+    let whole = body.collect().await.map(|body| body.to_bytes()).unwrap_or_default();
+    let whole = match serde_json::from_slice::<Value>(&whole) {
+        Ok(mut object) => {
+            from_v1(&version, route.resource, &mut object);
+            Bytes::from(object.to_string())
+        }
+        Err(_) => whole,
     };
-    found.map(|found| Answer::json(200, &found)).ok_or_else(|| status::plain(404))
+    head.headers.insert(CONTENT_LENGTH, HeaderValue::from(whole.len()));
+    Response::from_parts(head, Full::new(whole).map_err(never).boxed_unsync())
+}
+
+/// What is no resource: the version and the group of claims and slices are as tests set them.
+async fn beside(shared: &Shared, asked: &Asked, body: Bytes) -> Result<Response<Body>, Refusal> {
+    let path: Vec<&str> = asked.seen.path.split('/').filter(|part| !part.is_empty()).collect();
+    match path.as_slice() {
+        ["version"] if asked.seen.verb == "get" => {
+            let answer = engine(shared, Uri::from_static("/version")).await;
+            let mut version = answer.ok_or_else(|| status::plain(404))?;
+            version["minor"] = shared.lock().minor_version.clone().into();
+            Ok(json(&version))
+        }
+        ["apis", DRA_GROUP, rest @ ..] => {
+            let found = if asked.seen.verb == "get" { discovery(&shared.lock(), rest) } else { None };
+            found.map(|found| json(&found)).ok_or_else(|| status::plain(404))
+        }
+        _ => {
+            let answer = shared.server.handle(engine_request(&asked.head, body)).await;
+            Ok(answer.map(|body| body.map_err(never).boxed_unsync()))
+        }
+    }
+}
+
+/// A document of the engine.
+async fn engine(shared: &Shared, uri: Uri) -> Option<Value> {
+    let mut request = Request::new(Full::new(Bytes::new()));
+    *request.uri_mut() = uri;
+    let body = shared.server.handle(request).await.into_body().collect().await.ok()?;
+    serde_json::from_slice(&body.to_bytes()).ok()
+}
+
+/// What is said of the group of claims and slices, and of a version of it.
+fn discovery(state: &State, path: &[&str]) -> Option<Value> {
+    let versions: Vec<&str> = state.served.versions.iter().map(String::as_str).collect();
+    match path {
+        [] => discovered_group(DRA_GROUP, &versions),
+        [version] if state.served.has_version(version) => {
+            let resources = nodedock_apiserver::resources();
+            let here = resources
+                .iter()
+                .filter(|resource| resource.group == DRA_GROUP && state.served.has(resource, version));
+            Some(discovered_resources(&format!("{DRA_GROUP}/{version}"), here))
+        }
+        _ => None,
+    }
 }
 
 fn may(state: &State, seen: &Seen) -> bool {
@@ -286,81 +367,15 @@ fn may(state: &State, seen: &Seen) -> bool {
     })
 }
 
-fn act(state: &mut State, route: &Route, asked: &Asked, body: &[u8]) -> Result<(u16, Value), Refusal> {
-    match route.verb {
-        "get" => return Ok((200, reads::get(state, route)?)),
-        "list" => return Ok((200, reads::list(state, route)?)),
-        _ => {}
-    }
-    let write = write(route, asked, body)?;
-    let (code, object) = match route.verb {
-        "create" => writes::create(state, &write)?,
-        "update" => writes::update(state, &write)?,
-        "patch" => writes::patch(state, &write)?,
-        "delete" => writes::delete(state, &write)?,
-        _ => {
-            let revision = state.revision;
-            let items = writes::delete_all(state, &write)?;
-            return Ok((200, reads::list_of(route, revision, items.into_iter())));
-        }
+/// The first half of an answer, of a watch that of its first event; then the connection breaks.
+async fn half(answer: Response<Body>, is_watch: bool) -> Result<Response<Body>, Broken> {
+    let (head, mut body) = answer.into_parts();
+    let whole = match is_watch {
+        true => body.frame().await.and_then(|frame| frame.ok()?.into_data().ok()).unwrap_or_default(),
+        false => body.collect().await?.to_bytes(),
     };
-    Ok((code, from_storage(route, object)))
-}
-
-fn write<'a>(route: &'a Route, asked: &'a Asked, body: &[u8]) -> Result<Write<'a>, Refusal> {
-    let kind = asked.seen.content_type.as_str();
-    let deletes = route.verb.starts_with("delete");
-    let is_read = kind.starts_with(protobuf::CONTENT_TYPE) && asked.seen.body.is_some();
-    if !(kind.starts_with(JSON) || is_read || route.verb == "patch" || deletes) {
-        return Err(status::unsupported_type(kind));
-    }
-    let parsed = match &asked.seen.body {
-        Some(parsed) => parsed.clone(),
-        None if body.is_empty() && deletes => Value::Null,
-        None => {
-            return Err(status::bad_request(
-                "couldn't get version/kind; json parse error: the body is no JSON",
-            ));
-        }
-    };
-    let drops = asked.faults.iter().filter_map(|fault| match fault {
-        Fault::DropField(path) => Some(path.clone()),
-        _ => None,
-    });
-    Ok(Write {
-        route,
-        body: parsed,
-        content_type: kind,
-        user_agent: &asked.seen.user_agent,
-        drops: drops.collect(),
-    })
-}
-
-fn written(answer: Answer, is_half: bool) -> Response<Body> {
-    let mut response = Response::builder().status(answer.code());
-    let (content_type, body) = match answer {
-        Answer::Whole { content_type, text, retry_after, .. } => {
-            response = response.header(CONTENT_LENGTH, text.len());
-            if let Some(seconds) = retry_after {
-                response = response.header(RETRY_AFTER, HeaderValue::from(seconds));
-            }
-            let body = Bytes::from(text);
-            let body = match is_half {
-                true => StreamBody::new(broken_after(body.slice(..body.len() / 2))).boxed_unsync(),
-                false => Full::new(body).map_err(|never: Infallible| match never {}).boxed_unsync(),
-            };
-            (content_type, body)
-        }
-        Answer::Watch(watching) if is_half => {
-            let lines = watching.lines().take(1);
-            let broken = lines.flat_map(|line| broken_after(line.slice(..line.len() / 2)).boxed());
-            (JSON, StreamBody::new(broken).boxed_unsync())
-        }
-        Answer::Watch(watching) => {
-            (JSON, StreamBody::new(watching.lines().map(|line| Ok(Frame::data(line)))).boxed_unsync())
-        }
-    };
-    response.header(CONTENT_TYPE, content_type).body(body).expect("codes and headers are our own")
+    let first = whole.slice(..whole.len() / 2);
+    Ok(Response::from_parts(head, StreamBody::new(broken_after(first)).boxed_unsync()))
 }
 
 /// What is sent up to here, and then breaks.

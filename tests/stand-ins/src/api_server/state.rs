@@ -1,37 +1,21 @@
-//! The objects, their changes, and what was asked for. One lock, held for moments and never over a wait.
+//! What was asked for and what goes wrong, beside the objects of the engine. One lock, held for moments and never over a wait; the engine
+//! does not write while it is held.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use nodedock_apiserver::{
+    Cause, Check, Loaded, Memory, Options, Query, Resource, Route, Server, Snapshot, immutable_allocation,
+};
 use serde_json::Value;
 use tokio::sync::watch;
 
+use super::convert::Served;
 use super::fault::Faults;
-use super::resources::{self, Resource, Served};
-use super::route::{Query, Route};
-use super::status::{self, Refusal};
 
-/// The first object of a server gets the next one.
-const FIRST_REVISION: u64 = 100;
 /// Of the requests in the story of a wait that failed.
 const STORY_LINES: usize = 60;
-
-/// Resource, namespace and name.
-pub(super) type Key = (&'static str, String, String);
-
-/// One change of one object, in the version that it is stored in (`v1`; an event as core has it).
-#[derive(Debug)]
-pub(super) struct Change {
-    /// The plural.
-    pub(super) resource: &'static str,
-    pub(super) revision: u64,
-    /// The object after the change; of a deleted one its last state, with the resource version of the deletion.
-    pub(super) object: Arc<Value>,
-    /// The object before the change.
-    pub(super) before: Option<Arc<Value>>,
-    pub(super) is_deletion: bool,
-}
 
 /// A request and its answer.
 #[derive(Clone, Debug)]
@@ -66,13 +50,11 @@ impl Seen {
 }
 
 /// Everything that the server holds.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct State {
-    pub(super) objects: BTreeMap<Key, Arc<Value>>,
-    pub(super) log: Vec<Change>,
-    pub(super) revision: u64,
-    /// The last resource version that is forgotten.
-    pub(super) compacted: u64,
+    objects: Snapshot,
+    /// Open watches by resource.
+    watches: BTreeMap<&'static str, usize>,
     pub(super) requests: Vec<Seen>,
     pub(super) faults: Faults,
     pub(super) served: Served,
@@ -81,38 +63,36 @@ pub struct State {
     pub(super) tokens: Vec<String>,
     pub(super) denied: Vec<(String, String)>,
     pub(super) rules: Option<Vec<Value>>,
-    /// Claims by UID whose stored parameters have space between their parts, see [`super::writes`].
-    pub(super) spaced: BTreeSet<String>,
-    /// What each manager applied last to a status, by the object's UID and the manager.
-    pub(super) applied: BTreeMap<(String, String), Value>,
-    /// Open watches: the resource of each, by number.
-    pub(super) watches: BTreeMap<u64, &'static str>,
-    pub(super) last_watch: u64,
-    pub(super) watch_epoch: u64,
-    pub(super) bookmarks: u64,
+}
+
+/// By plural or kind.
+pub(super) fn named(name: &str) -> &'static Resource {
+    nodedock_apiserver::resource(name).unwrap_or_else(|| panic!("the stand-in has no resource {name:?}"))
 }
 
 impl State {
-    fn new() -> Self {
+    fn new(objects: Snapshot) -> Self {
         Self {
-            revision: FIRST_REVISION,
-            compacted: FIRST_REVISION - 1,
+            objects,
+            watches: BTreeMap::new(),
+            requests: Vec::new(),
+            faults: Faults::default(),
             served: Served { versions: vec!["v1".to_owned()], taint_rules: false },
             minor_version: "36".to_owned(),
-            ..Self::default()
+            tokens: Vec::new(),
+            denied: Vec::new(),
+            rules: None,
         }
     }
 
     /// The objects of a resource (`resourceslices`), in the order of namespace and name.
     pub fn objects(&self, resource: &str) -> Vec<&Value> {
-        let plural = resources::named(resource).plural;
-        self.entries(plural).map(|(_, object)| object.as_ref()).collect()
+        self.objects.objects(named(resource)).map(|(_, object)| object.as_ref()).collect()
     }
 
     /// `namespace` is empty for an object of the cluster.
     pub fn object(&self, resource: &str, namespace: &str, name: &str) -> Option<&Value> {
-        let plural = resources::named(resource).plural;
-        self.objects.get(&(plural, namespace.to_owned(), name.to_owned())).map(Arc::as_ref)
+        self.objects.object(named(resource), namespace, name).map(Arc::as_ref)
     }
 
     /// The ResourceSlices of a driver.
@@ -126,47 +106,7 @@ impl State {
 
     /// How many watches of a resource are open.
     pub fn watches(&self, resource: &str) -> usize {
-        self.watches.values().filter(|watched| **watched == resource).count()
-    }
-
-    /// The object that a request names.
-    pub(super) fn current(&self, route: &Route) -> Result<Arc<Value>, Refusal> {
-        let key = (route.resource.plural, route.namespace.clone(), route.name.clone());
-        self.objects.get(&key).cloned().ok_or_else(|| status::not_found(route))
-    }
-
-    pub(super) fn entries(&self, plural: &'static str) -> impl Iterator<Item = (&Key, &Arc<Value>)> {
-        let first = (plural, String::new(), String::new());
-        self.objects.range(first..).take_while(move |(key, _)| key.0 == plural)
-    }
-
-    /// Stores an object with the next resource version.
-    pub(super) fn store(&mut self, resource: &'static Resource, object: Value) -> Arc<Value> {
-        let key = key(resource, &object);
-        let object = self.log(resource.plural, object, self.objects.get(&key).cloned(), false);
-        self.objects.insert(key, Arc::clone(&object));
-        object
-    }
-
-    /// Removes an object, whatever finalizers it has.
-    pub(super) fn remove(&mut self, key: &Key) -> Option<Arc<Value>> {
-        let before = self.objects.remove(key)?;
-        Some(self.log(key.0, before.as_ref().clone(), Some(before), true))
-    }
-
-    fn log(
-        &mut self,
-        resource: &'static str,
-        mut object: Value,
-        before: Option<Arc<Value>>,
-        is_deletion: bool,
-    ) -> Arc<Value> {
-        self.revision += 1;
-        let revision = self.revision;
-        object["metadata"]["resourceVersion"] = revision.to_string().into();
-        let object = Arc::new(object);
-        self.log.push(Change { resource, revision, object: Arc::clone(&object), before, is_deletion });
-        object
+        self.watches.get(resource).copied().unwrap_or_default()
     }
 
     /// The newest requests and the open watches, for a wait that failed.
@@ -178,34 +118,54 @@ impl State {
             let _ = writeln!(story, "  {} {}?{} -> {}", seen.verb, seen.path, query.join("&"), seen.code);
         }
         let _ = write!(story, "  {} requests, open watches: {:?}", self.requests.len(), self.watches);
-        for (resource, namespace, name) in self.objects.keys() {
-            let _ = write!(story, "\n  {resource} {namespace}/{name}");
+        for (key, _) in self.objects.all() {
+            let _ = write!(story, "\n  {} {}/{}", key.resource, key.namespace, key.name);
         }
         story
     }
 }
 
-pub(super) fn key(resource: &'static Resource, object: &Value) -> Key {
-    let part = |name: &str| object["metadata"][name].as_str().unwrap_or_default().to_owned();
-    let namespace = if resource.namespaced { part("namespace") } else { String::new() };
-    (resource.plural, namespace, part("name"))
-}
-
-/// The state, and a signal after each change of it.
+/// The engine, the state, and a signal after each change of the state.
 #[derive(Debug)]
 pub(super) struct Shared {
+    pub(super) server: Server,
     state: Mutex<State>,
+    spaced: Spaced,
     tick: watch::Sender<()>,
 }
 
+/// Claims by UID whose stored parameters have space between their parts, see [`super::Allocated::with_spaced_parameters`].
+type Spaced = Arc<Mutex<BTreeSet<String>>>;
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A test that failed while it looked has reported why.
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
 impl Shared {
-    pub(super) fn new() -> Self {
-        Self { state: Mutex::new(State::new()), tick: watch::Sender::new(()) }
+    pub(super) async fn new() -> Self {
+        let spaced = Spaced::default();
+        let checked = Arc::clone(&spaced);
+        let check: Check =
+            Arc::new(move |route, new, old| changes_spaces(&locked(&checked), route, new, old));
+        let options = Options {
+            controllers: false,
+            taint_rules: true,
+            history_bytes_max: usize::MAX,
+            check: Some(check),
+        };
+        let server = Server::open(options, Arc::new(Memory), Loaded::default()).await;
+        let server = server.expect("a server without objects opens");
+        let state = Mutex::new(State::new(server.snapshot()));
+        Self { server, state, spaced, tick: watch::Sender::new(()) }
     }
 
-    /// For looking. A test that failed while it looked has reported why.
+    /// For looking, with the objects as they are now.
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        let mut state = locked(&self.state);
+        state.objects = self.server.snapshot();
+        state.watches = self.server.watches();
+        state
     }
 
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
@@ -214,7 +174,23 @@ impl Shared {
         done
     }
 
-    pub(super) fn ticks(&self) -> watch::Receiver<()> {
-        self.tick.subscribe()
+    /// Takes a claim for one that was made with space in its parameters.
+    pub(super) fn space(&self, uid: &str) {
+        locked(&self.spaced).insert(uid.to_owned());
     }
+
+    /// Of the state and of the objects.
+    pub(super) fn ticks(&self) -> [watch::Receiver<()>; 2] {
+        [self.tick.subscribe(), self.server.ticks()]
+    }
+}
+
+/// A status of a claim with spaced parameters, which looks like a change of its allocation.
+fn changes_spaces(spaced: &BTreeSet<String>, route: &Route, new: &Value, old: Option<&Value>) -> Vec<Cause> {
+    let Some(old) = old.filter(|_| route.subresource == "status") else { return Vec::new() };
+    let allocation = &new["status"]["allocation"];
+    let is_changed = spaced.contains(old["metadata"]["uid"].as_str().unwrap_or_default())
+        && !old["status"]["allocation"].is_null()
+        && allocation["devices"]["config"].as_array().is_some_and(|config| !config.is_empty());
+    if is_changed { vec![immutable_allocation(allocation)] } else { Vec::new() }
 }

@@ -66,7 +66,7 @@ async fn selectors_choose() {
     ] {
         assert_eq!(names(&get(&server, &format!("{SLICES}?{query}")).await.body), expected, "{query}");
     }
-    for query in ["fieldSelector=spec.pool.name=p", "fieldSelector=a", "labelSelector=a"] {
+    for query in ["fieldSelector=spec.pool.name=p", "fieldSelector=a", "labelSelector=a%20b"] {
         assert_eq!(get(&server, &format!("{SLICES}?{query}")).await.code, 400, "{query}");
     }
 }

@@ -127,7 +127,7 @@ fn before(server: &ApiServer, number: u32, recorded: &Value, names: &Names) {
         25..=39 => {
             let uid = server.put(names.here(body))["metadata"]["uid"].as_str().unwrap().to_owned();
             if number == 34 {
-                server.shared.change(|state| state.spaced.insert(uid));
+                server.shared.space(&uid);
             }
         }
         // Claims of templates and extended resources.

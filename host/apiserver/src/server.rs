@@ -1,0 +1,257 @@
+//! The server: it opens with stored objects, decides on writes one at a time, and makes them durable before it answers.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use futures::FutureExt;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use crate::garbage;
+use crate::resources;
+use crate::route::{self, Route};
+use crate::state::{Draft, FIRST_REVISION, Shared, Snapshot, Turn, key};
+use crate::status::{Cause, Refusal};
+use crate::storage::{Loaded, Storage, StorageError};
+use crate::writes::now;
+
+/// Of the changes that a watch can go on from, as JSON: thousands of changes of claims, about a hundred of full ResourceSlices. In memory
+/// they take several times as much.
+const HISTORY_BYTES_MAX: usize = 4 << 20;
+
+/// A check beyond the published rules of an object: the request, the object, and the one that it replaces.
+pub type Check = Arc<dyn Fn(&Route, &Value, Option<&Value>) -> Vec<Cause> + Send + Sync>;
+
+/// How a server behaves.
+#[derive(Clone)]
+pub struct Options {
+    /// Whether the server does what the controllers of a cluster do: the namespace `default` exists, other namespaces must exist before
+    /// their objects and are deleted with them, and objects are deleted after their owners.
+    pub controllers: bool,
+    /// Whether DeviceTaintRules are served in `v1`.
+    pub taint_rules: bool,
+    /// Of the changes that are kept for watches, in bytes as JSON.
+    pub history_bytes_max: usize,
+    /// Refuses objects beyond the published rules.
+    pub check: Option<Check>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { controllers: true, taint_rules: false, history_bytes_max: HISTORY_BYTES_MAX, check: None }
+    }
+}
+
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options")
+            .field("controllers", &self.controllers)
+            .field("taint_rules", &self.taint_rules)
+            .field("history_bytes_max", &self.history_bytes_max)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A server that cannot begin with what is stored.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("the stored object {number} (kind {kind:?}, apiVersion {api_version:?}, name {name:?}) {why}")]
+    Object { number: usize, kind: String, api_version: String, name: String, why: &'static str },
+    #[error("cannot store the namespace default")]
+    Storage(#[from] StorageError),
+}
+
+/// An API server. Clones are the same server.
+#[derive(Clone)]
+pub struct Server {
+    pub(crate) shared: Arc<Shared>,
+    /// Instead of that of the options.
+    pub(crate) check: Option<Check>,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("shared", &self.shared).finish_non_exhaustive()
+    }
+}
+
+fn load(loaded: Loaded) -> Result<Snapshot, OpenError> {
+    let mut snapshot = Snapshot::new(loaded.revision.max(FIRST_REVISION));
+    for (number, object) in loaded.objects.into_iter().enumerate() {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let (kind, api_version) = (text(&object["kind"]), text(&object["apiVersion"]));
+        let name = text(&object["metadata"]["name"]);
+        let version = object["metadata"]["resourceVersion"].as_str().and_then(|version| version.parse().ok());
+        let (resource, version): (_, u64) = match (resources::of_type(&api_version, &kind), version) {
+            (None, _) => {
+                let why = "is of a kind that this server does not have";
+                return Err(OpenError::Object { number, kind, api_version, name, why });
+            }
+            (_, None) => {
+                let why = "has no resource version";
+                return Err(OpenError::Object { number, kind, api_version, name, why });
+            }
+            (Some(resource), Some(version)) => (resource, version),
+        };
+        if name.is_empty() {
+            let why = "has no name";
+            return Err(OpenError::Object { number, kind, api_version, name, why });
+        }
+        snapshot.revision = snapshot.revision.max(version);
+        snapshot.load(key(resource, &object), Arc::new(object));
+    }
+    Ok(snapshot)
+}
+
+impl Server {
+    /// A server with the objects that are stored. Resource versions go on from the highest of them, and a watch from a version before
+    /// that is refused with 410, so its client lists again.
+    ///
+    /// # Errors
+    ///
+    /// If a stored object is of no kind that the server has, or has no name or resource version; or if the namespace `default`, which is
+    /// made when it is not there, cannot be stored.
+    pub async fn open(
+        options: Options,
+        storage: Arc<dyn Storage>,
+        loaded: Loaded,
+    ) -> Result<Self, OpenError> {
+        let controllers = options.controllers;
+        let server = Self { shared: Arc::new(Shared::new(options, storage, load(loaded)?)), check: None };
+        if controllers {
+            server.ensure_namespace("default").await?;
+        }
+        Ok(server)
+    }
+
+    /// The same server for other clients, whose writes are checked by this instead of [`Options::check`].
+    #[must_use]
+    pub fn with_check(&self, check: Check) -> Self {
+        Self { shared: Arc::clone(&self.shared), check: Some(check) }
+    }
+
+    async fn ensure_namespace(&self, name: &str) -> Result<(), StorageError> {
+        let Some(namespaces) = resources::resource("namespaces") else { return Ok(()) };
+        let turn = self.shared.turn().await;
+        let mut draft = Draft::of(self.snapshot());
+        if draft.next.object(namespaces, "", name).is_some() {
+            return Ok(());
+        }
+        draft.store(
+            namespaces,
+            json!({
+                "kind": "Namespace", "apiVersion": "v1",
+                "metadata": {
+                    "name": name, "uid": uuid::Uuid::new_v4().to_string(), "creationTimestamp": now(),
+                    "labels": { "kubernetes.io/metadata.name": name },
+                },
+                "spec": { "finalizers": ["kubernetes"] },
+                "status": { "phase": "Active" },
+            }),
+        );
+        self.commit(turn, draft).await
+    }
+
+    /// The objects as they are now.
+    pub fn snapshot(&self) -> Snapshot {
+        self.shared.lock().now.clone()
+    }
+
+    /// What a request asks for; `None` for a path that is no resource.
+    pub fn route(&self, method: &http::Method, uri: &http::Uri) -> Option<Route> {
+        route::route(&self.shared.options, method, &route::parts(uri), route::query(uri))
+    }
+
+    /// A signal after each change, and when a watch opens or ends.
+    pub fn ticks(&self) -> watch::Receiver<()> {
+        self.shared.ticks()
+    }
+
+    /// How many watches of each resource are open, by plural.
+    pub fn watches(&self) -> BTreeMap<&'static str, usize> {
+        let mut counts = BTreeMap::new();
+        for plural in self.shared.lock().watches.values() {
+            *counts.entry(*plural).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Decides on the current state, commits, publishes: `decide` runs while no other write does. Gives the warnings of the draft too.
+    ///
+    /// # Errors
+    ///
+    /// What `decide` refuses, and 500 if the changes cannot be stored; nothing is changed then.
+    pub(crate) async fn write<T>(
+        &self,
+        dry_run: bool,
+        decide: impl FnOnce(&mut Draft) -> Result<T, Refusal>,
+    ) -> Result<(T, Vec<String>), Refusal> {
+        let turn = self.shared.turn().await;
+        let mut draft = Draft { dry_run, ..Draft::of(self.snapshot()) };
+        let done = decide(&mut draft)?;
+        let warnings = std::mem::take(&mut draft.warnings);
+        if self.shared.options.controllers {
+            garbage::collect(&mut draft);
+        }
+        if !dry_run && !draft.changes.is_empty() {
+            self.commit(turn, draft).await.map_err(|error| {
+                tracing::error!(error = &error as &dyn std::error::Error, "cannot store objects");
+                crate::status::not_stored(&error)
+            })?;
+        }
+        Ok((done, warnings))
+    }
+
+    /// A commit that began is completed and published even if the caller goes away.
+    async fn commit(&self, turn: Turn, draft: Draft) -> Result<(), StorageError> {
+        let shared = Arc::clone(&self.shared);
+        let changes = draft.changes.len();
+        let mut work = Box::pin(async move {
+            shared.storage.commit(draft.to_store()).await?;
+            shared.publish(draft);
+            drop(turn);
+            Ok(())
+        });
+        if let Some(done) = work.as_mut().now_or_never() {
+            return done;
+        }
+        let joined = tokio::spawn(work).await;
+        joined.unwrap_or_else(|source| Err(StorageError { changes, source: source.into() }))
+    }
+
+    /// Changes objects without a request, a check, or the storage: for servers whose storage is [`crate::Memory`]. It waits on the thread
+    /// for a write under way.
+    pub fn change_unstored<T>(&self, change: impl FnOnce(&mut Draft) -> T) -> T {
+        let turn = loop {
+            match self.shared.try_turn() {
+                Some(turn) => break turn,
+                None => std::thread::yield_now(),
+            }
+        };
+        let mut draft = Draft::of(self.snapshot());
+        let done = change(&mut draft);
+        self.shared.publish(draft);
+        drop(turn);
+        done
+    }
+
+    /// Forgets the changes until now: a watch that would go on from one of them gets 410. Open watches go on.
+    pub fn forget_history(&self) {
+        self.shared.change(|state| state.forgotten = state.now.revision);
+    }
+
+    /// Sends every watch that asked for bookmarks one, at once.
+    pub fn send_bookmarks(&self) {
+        self.shared.change(|state| state.bookmarks += 1);
+    }
+
+    /// Ends every watch in order.
+    pub fn end_watches(&self) {
+        self.shared.change(|state| state.watch_epoch += 1);
+    }
+
+    /// Raises the resource version, as changes do of objects that this server does not have. Not stored.
+    pub fn skip_versions(&self, count: u64) {
+        self.change_unstored(|draft| draft.next.revision += count);
+    }
+}

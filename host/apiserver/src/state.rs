@@ -1,0 +1,303 @@
+//! The objects and their changes: what readers see, and drafts of the next state. One lock, held for moments and never over a wait.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use rpds::RedBlackTreeMapSync;
+use serde_json::Value;
+use tokio::sync::watch;
+
+use crate::resources::Resource;
+use crate::route::Route;
+use crate::server::Options;
+use crate::status::{self, Refusal};
+use crate::storage::{self, ObjectKey, Storage};
+
+/// The first object of a server gets the next one.
+pub(crate) const FIRST_REVISION: u64 = 100;
+
+type Objects = RedBlackTreeMapSync<ObjectKey, Arc<Value>>;
+
+/// One change of one object, in the version that it is stored in (`v1`; an event as core has it).
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) key: ObjectKey,
+    pub(crate) revision: u64,
+    /// The object after the change; of a deleted one its last state, with the resource version of the deletion.
+    pub(crate) object: Arc<Value>,
+    /// The object before the change.
+    pub(crate) before: Option<Arc<Value>>,
+    pub(crate) is_deletion: bool,
+    /// What it takes of the history: the length of the object as JSON, and something for the rest.
+    cost: usize,
+}
+
+/// What an entry costs beside its object.
+const ENTRY_BYTES: usize = 512;
+
+fn cost(object: &Value) -> usize {
+    struct Counter(usize);
+    impl std::io::Write for Counter {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut counter = Counter(ENTRY_BYTES);
+    // Neither the counter nor a value refuses anything.
+    let _ = serde_json::to_writer(&mut counter, object);
+    counter.0
+}
+
+/// The objects at one resource version. It is cheap to make and to keep: what did not change is shared.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    objects: Objects,
+    pub(crate) revision: u64,
+}
+
+/// Before every key of a resource.
+fn first_of(plural: &'static str) -> ObjectKey {
+    ObjectKey { resource: plural, namespace: String::new(), name: String::new() }
+}
+
+impl Snapshot {
+    pub(crate) fn new(revision: u64) -> Self {
+        Self { objects: Objects::new_sync(), revision }
+    }
+
+    /// The newest resource version.
+    pub fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// By plural (`resourceslices`); `namespace` is empty for an object of the cluster.
+    pub fn object(&self, resource: &'static Resource, namespace: &str, name: &str) -> Option<&Arc<Value>> {
+        let (namespace, name) = (namespace.to_owned(), name.to_owned());
+        self.objects.get(&ObjectKey { resource: resource.plural, namespace, name })
+    }
+
+    /// The objects of a resource in the order of namespace and name.
+    pub fn objects(&self, resource: &'static Resource) -> impl Iterator<Item = (&ObjectKey, &Arc<Value>)> {
+        self.objects
+            .range(first_of(resource.plural)..)
+            .take_while(move |(key, _)| key.resource == resource.plural)
+    }
+
+    /// Every object, in the order of resource, namespace and name.
+    pub fn all(&self) -> impl Iterator<Item = (&ObjectKey, &Arc<Value>)> {
+        self.objects.iter()
+    }
+
+    /// Takes an object that was stored before.
+    pub(crate) fn load(&mut self, key: ObjectKey, object: Arc<Value>) {
+        self.objects.insert_mut(key, object);
+    }
+
+    pub(crate) fn at(&self, key: &ObjectKey) -> Option<&Arc<Value>> {
+        self.objects.get(key)
+    }
+
+    /// The object that a request names.
+    pub(crate) fn current(&self, route: &Route) -> Result<Arc<Value>, Refusal> {
+        let found = self.object(route.resource, &route.namespace, &route.name);
+        found.cloned().ok_or_else(|| status::not_found(route))
+    }
+}
+
+/// The next state while it is decided on: the objects with the changes until here.
+#[derive(Debug)]
+pub struct Draft {
+    pub(crate) next: Snapshot,
+    pub(crate) changes: Vec<Entry>,
+    /// For the client, beside the answer.
+    pub(crate) warnings: Vec<String>,
+    /// It is not to be committed: objects keep the resource version that they have.
+    pub(crate) dry_run: bool,
+}
+
+impl Draft {
+    pub(crate) fn of(snapshot: Snapshot) -> Self {
+        Self { next: snapshot, changes: Vec::new(), warnings: Vec::new(), dry_run: false }
+    }
+
+    /// The objects with the changes of this draft.
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.next
+    }
+
+    /// Puts an object, new or in the place of another, with the next resource version.
+    pub fn store(&mut self, resource: &'static Resource, object: Value) -> Arc<Value> {
+        let key = key(resource, &object);
+        let before = self.next.at(&key).cloned();
+        let object = self.log(key.clone(), object, before, false);
+        self.next.objects.insert_mut(key, Arc::clone(&object));
+        object
+    }
+
+    /// Removes an object, whatever finalizers it has. Gives its last state, with the resource version of the deletion.
+    pub fn remove(&mut self, key: &ObjectKey) -> Option<Arc<Value>> {
+        let before = self.next.at(key).cloned()?;
+        self.next.objects.remove_mut(key);
+        Some(self.log(key.clone(), before.as_ref().clone(), Some(before), true))
+    }
+
+    fn log(
+        &mut self,
+        key: ObjectKey,
+        mut object: Value,
+        before: Option<Arc<Value>>,
+        is_deletion: bool,
+    ) -> Arc<Value> {
+        self.next.revision += 1;
+        let revision = self.next.revision;
+        match (self.dry_run, &before, object["metadata"].as_object_mut()) {
+            (true, Some(before), Some(metadata)) => {
+                metadata.insert("resourceVersion".to_owned(), before["metadata"]["resourceVersion"].clone());
+            }
+            (true, None, Some(metadata)) => drop(metadata.remove("resourceVersion")),
+            _ => object["metadata"]["resourceVersion"] = revision.to_string().into(),
+        }
+        let cost = cost(&object);
+        let object = Arc::new(object);
+        self.changes.push(Entry { key, revision, object: Arc::clone(&object), before, is_deletion, cost });
+        object
+    }
+
+    /// For the storage: of several changes of one object the last is enough, but each revision counts.
+    pub(crate) fn to_store(&self) -> Vec<storage::Change> {
+        let change = |entry: &Entry| storage::Change {
+            key: entry.key.clone(),
+            object: (!entry.is_deletion).then(|| Arc::clone(&entry.object)),
+            revision: entry.revision,
+        };
+        self.changes.iter().map(change).collect()
+    }
+}
+
+pub(crate) fn key(resource: &'static Resource, object: &Value) -> ObjectKey {
+    let part = |name: &str| object["metadata"][name].as_str().unwrap_or_default().to_owned();
+    let namespace = if resource.namespaced { part("namespace") } else { String::new() };
+    ObjectKey { resource: resource.plural, namespace, name: part("name") }
+}
+
+/// What is published to readers and watches.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) now: Snapshot,
+    pub(crate) history: VecDeque<Entry>,
+    history_bytes: usize,
+    /// The last resource version that no watch can go on from.
+    pub(crate) forgotten: u64,
+    /// The last resource version whose change is not in the history any more.
+    pub(crate) trimmed: u64,
+    /// Open watches: the resource of each, by number.
+    pub(crate) watches: BTreeMap<u64, &'static str>,
+    pub(crate) last_watch: u64,
+    /// Raised to end every watch.
+    pub(crate) watch_epoch: u64,
+    /// Raised to send a bookmark to every watch.
+    pub(crate) bookmarks: u64,
+}
+
+impl State {
+    fn publish(&mut self, draft: Draft, history_bytes_max: usize) {
+        self.now = draft.next;
+        self.history_bytes += draft.changes.iter().map(|entry| entry.cost).sum::<usize>();
+        self.history.extend(draft.changes);
+        while self.history_bytes > history_bytes_max {
+            let Some(entry) = self.history.pop_front() else { break };
+            self.history_bytes -= entry.cost;
+            self.trimmed = entry.revision;
+            self.forgotten = self.forgotten.max(entry.revision);
+        }
+    }
+}
+
+/// The state with its storage, a turn for writers, and a signal after each change.
+pub(crate) struct Shared {
+    state: Mutex<State>,
+    tick: watch::Sender<()>,
+    /// Whether a write is under way.
+    writing: watch::Sender<bool>,
+    pub(crate) storage: Arc<dyn Storage>,
+    pub(crate) options: Options,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(crate) fn new(options: Options, storage: Arc<dyn Storage>, now: Snapshot) -> Self {
+        let revision = now.revision;
+        let state = State {
+            now,
+            history: VecDeque::new(),
+            history_bytes: 0,
+            forgotten: revision,
+            trimmed: revision,
+            watches: BTreeMap::new(),
+            last_watch: 0,
+            watch_epoch: 0,
+            bookmarks: 0,
+        };
+        Self {
+            state: Mutex::new(state),
+            tick: watch::Sender::new(()),
+            writing: watch::Sender::new(false),
+            storage,
+            options,
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    pub(crate) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let done = change(&mut self.lock());
+        self.tick.send_replace(());
+        done
+    }
+
+    pub(crate) fn publish(&self, draft: Draft) {
+        self.change(|state| state.publish(draft, self.options.history_bytes_max));
+    }
+
+    pub(crate) fn ticks(&self) -> watch::Receiver<()> {
+        self.tick.subscribe()
+    }
+
+    /// Waits until no other write is under way. The first to look gets the turn, not the first to wait.
+    pub(crate) async fn turn(self: &Arc<Self>) -> Turn {
+        let mut writing = self.writing.subscribe();
+        loop {
+            if let Some(turn) = self.try_turn() {
+                return turn;
+            }
+            // The sender is in `self`, so it is there.
+            let _ = writing.wait_for(|is_writing| !is_writing).await;
+        }
+    }
+
+    pub(crate) fn try_turn(self: &Arc<Self>) -> Option<Turn> {
+        let is_free = self.writing.send_if_modified(|is_writing| !std::mem::replace(is_writing, true));
+        is_free.then(|| Turn(Arc::clone(self)))
+    }
+}
+
+/// The right to write, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Turn(Arc<Shared>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.writing.send_replace(false);
+    }
+}

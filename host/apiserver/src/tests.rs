@@ -1,0 +1,9 @@
+//! The engine as a client meets it.
+
+mod client;
+mod connections;
+mod discovery;
+mod durable;
+mod ownership;
+mod requests;
+mod watches;

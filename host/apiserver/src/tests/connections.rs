@@ -1,0 +1,129 @@
+//! Sockets, TLS and tokens.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use tokio_util::sync::CancellationToken;
+
+use super::client::server;
+use crate::{Identity, ServeError, kubeconfig, serve_tls, serve_unix};
+
+/// A whole answer of a connection that is closed after it.
+async fn exchange(mut stream: impl AsyncRead + AsyncWrite + Unpin, token: &str) -> String {
+    let request = format!(
+        "GET /version HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).await.unwrap();
+    text
+}
+
+fn client(identity: &Identity) -> TlsConnector {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(identity.certificate_pem.as_bytes()).unwrap()).unwrap();
+    let config = ClientConfig::builder_with_provider(ring::default_provider().into())
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Arc::new(config).into()
+}
+
+#[tokio::test]
+async fn a_client_with_the_certificate_and_the_token_is_let_in_and_no_other() {
+    let identity = Identity::generate().unwrap();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
+    let serving = tokio::spawn({
+        let (server, identity, stop) = (server().await, identity.clone(), stop.clone());
+        async move { serve_tls(server, listener, &identity, stop).await }
+    });
+    for name in ["localhost", "127.0.0.1"] {
+        let connect = async |trusted: &Identity| {
+            let stream = TcpStream::connect(address).await.unwrap();
+            client(trusted).connect(ServerName::try_from(name).unwrap(), stream).await
+        };
+        let answer = exchange(connect(&identity).await.unwrap(), &identity.token).await;
+        assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+        for token in ["", "wrong", &identity.token[1..]] {
+            let refused = exchange(connect(&identity).await.unwrap(), token).await;
+            assert!(refused.starts_with("HTTP/1.1 401 Unauthorized"), "{refused}");
+            let status: Value = serde_json::from_str(refused.split_once("\r\n\r\n").unwrap().1).unwrap();
+            assert_eq!(
+                status,
+                json!({
+                    "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+                    "message": "Unauthorized", "reason": "Unauthorized", "code": 401,
+                })
+            );
+        }
+        assert!(connect(&Identity::generate().unwrap()).await.is_err());
+    }
+    stop.cancel();
+    serving.await.unwrap().unwrap();
+    assert!(TcpStream::connect(address).await.is_err());
+}
+
+#[tokio::test]
+async fn an_address_that_others_reach_and_a_malformed_identity_are_refused() {
+    let identity = Identity::generate().unwrap();
+    let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).await.unwrap();
+    let refused = serve_tls(server().await, listener, &identity, CancellationToken::new()).await;
+    assert!(matches!(refused, Err(ServeError::NotLoopback(_))));
+    let broken = [
+        Identity { certificate_pem: "none".to_owned(), ..identity.clone() },
+        Identity { key_pem: String::new(), ..identity.clone() },
+        Identity { key_pem: Identity::generate().unwrap().key_pem, ..identity.clone() },
+        Identity { token: String::new(), ..identity },
+    ];
+    for identity in broken {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let refused = serve_tls(server().await, listener, &identity, CancellationToken::new()).await;
+        assert!(matches!(refused, Err(ServeError::Identity(_))));
+    }
+}
+
+#[tokio::test]
+async fn a_unix_socket_needs_no_token() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("api.sock");
+    let (listener, stop) = (UnixListener::bind(&path).unwrap(), CancellationToken::new());
+    let serving = tokio::spawn(serve_unix(server().await, listener, stop.clone()));
+    let answer = exchange(UnixStream::connect(&path).await.unwrap(), "").await;
+    assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+    stop.cancel();
+    serving.await.unwrap();
+}
+
+#[test]
+fn a_kubeconfig_has_the_address_the_certificate_and_the_token() {
+    let identity =
+        Identity { certificate_pem: "CERT".to_owned(), key_pem: "KEY".to_owned(), token: "TOKEN".to_owned() };
+    let config: Value = serde_json::from_str(&kubeconfig("https://127.0.0.1:6443", &identity)).unwrap();
+    let cluster = json!({ "server": "https://127.0.0.1:6443", "certificate-authority-data": "Q0VSVA==" });
+    assert_eq!(
+        config,
+        json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "nodedock",
+            "clusters": [{ "name": "nodedock", "cluster": cluster }],
+            "users": [{ "name": "nodedock", "user": { "token": "TOKEN" } }],
+            "contexts": [{
+                "name": "nodedock",
+                "context": { "cluster": "nodedock", "user": "nodedock", "namespace": "default" },
+            }],
+        })
+    );
+    assert!(!format!("{identity:?}").contains("TOKEN") && !format!("{identity:?}").contains("KEY"));
+    let [one, other] = [(); 2].map(|()| Identity::generate().unwrap());
+    assert_eq!(one.token.len(), 64);
+    assert_ne!(one.token, other.token);
+}

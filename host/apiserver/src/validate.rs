@@ -1,0 +1,121 @@
+//! The published rules of objects, with the messages of an API server of Kubernetes 1.36, the defaults that it sets, and the types of its
+//! fields. Functions are pure: they see one object, the object that it replaces, and at most the namespace.
+
+mod admin;
+mod capacity;
+mod claim;
+mod claim_status;
+mod defaults;
+mod device;
+mod event;
+mod fields;
+mod metadata;
+mod names;
+mod node_selector;
+mod pod;
+mod slice;
+#[cfg(test)]
+mod tests;
+
+use serde_json::Value;
+
+pub(crate) use admin::admin_access;
+pub(crate) use claim_status::{drop_deallocated_devices, immutable_allocation};
+pub(crate) use defaults::defaults;
+pub(crate) use event::event;
+
+use crate::resources::Resource;
+use crate::status::Cause;
+use fields::{Causes, IMMUTABLE, each, in_go, invalid, same, text};
+
+/// Returns what is wrong with an object that is to be stored, with [`defaults`] set and its name given; `old` is the object that it
+/// replaces. A status is checked if it differs from the one before. Never panics, whatever `new` is.
+///
+/// Events have further rules, which depend on the group of the request: [`event`]. Whether a claim may have admin access depends on
+/// its namespace: [`admin_access`].
+pub(crate) fn object(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Cause> {
+    let mut causes = vec![];
+    metadata::check(&mut causes, resource, new, old);
+    let spec = &new["spec"];
+    match resource.plural {
+        "resourceslices" => slice::check(&mut causes, spec, old.map(|old| &old["spec"])),
+        "resourceclaims" => claim(&mut causes, new, old),
+        "resourceclaimtemplates" => template(&mut causes, spec, old),
+        "deviceclasses" => class(&mut causes, spec, old.map(|old| &old["spec"])),
+        "devicetaintrules" => taint_rule(&mut causes, new),
+        "pods" => pod::check(&mut causes, spec),
+        _ => {}
+    }
+    causes
+}
+
+/// What a write of another object than the one that is there is refused with, as an apply is.
+pub(crate) fn immutable_uid(uid: &Value) -> Vec<Cause> {
+    // A server checks it twice.
+    vec![Cause::invalid("metadata.uid", uid, IMMUTABLE), Cause::invalid("metadata.uid", uid, IMMUTABLE)]
+}
+
+fn claim(causes: &mut Causes, new: &Value, old: Option<&Value>) {
+    match old {
+        Some(old) => unchanged(causes, &new["spec"], &old["spec"]),
+        None => claim::spec(causes, "spec", &new["spec"]),
+    }
+    if old.is_none_or(|old| new["status"] != old["status"]) {
+        claim_status::check(causes, new, old);
+    }
+}
+
+/// A spec that cannot change is not checked again: nothing else could be done about it.
+fn unchanged(causes: &mut Causes, spec: &Value, old: &Value) {
+    if !same(spec, old) {
+        causes.push(Cause::invalid("spec", in_go(spec), IMMUTABLE));
+    }
+}
+
+fn template(causes: &mut Causes, spec: &Value, old: Option<&Value>) {
+    match old {
+        Some(old) => unchanged(causes, spec, &old["spec"]),
+        None => {
+            metadata::of_template(causes, "spec.metadata", &spec["metadata"]);
+            claim::spec(causes, "spec.spec", &spec["spec"]);
+        }
+    }
+}
+
+fn class(causes: &mut Causes, spec: &Value, old: Option<&Value>) {
+    claim::selectors(causes, "spec", spec);
+    let is_new = old.is_none_or(|old| !same(&old["config"], &spec["config"]));
+    each(causes, "spec", spec, "config", claim::CONFIGS, |causes, at, config| {
+        claim::configuration(causes, at, config, is_new);
+    });
+    let name = text(spec, "extendedResourceName");
+    if !spec["extendedResourceName"].is_null() && !is_extended_resource(name) {
+        let field = "spec.extendedResourceName";
+        causes.push(invalid(field, name, "must be a valid extended resource name"));
+    }
+}
+
+/// Whether a name of a resource has a domain that is not Kubernetes' own.
+fn is_extended_resource(name: &str) -> bool {
+    const QUOTA: &str = "requests.";
+    name.contains('/')
+        && !name.contains("kubernetes.io/")
+        && !name.starts_with(QUOTA)
+        && names::label_key(&format!("{QUOTA}{name}")).is_empty()
+}
+
+fn taint_rule(causes: &mut Causes, rule: &Value) {
+    let (selector, at) = (&rule["spec"]["deviceSelector"], "spec.deviceSelector");
+    if !selector["driver"].is_null() {
+        names::driver(causes, &format!("{at}.driver"), text(selector, "driver"));
+    }
+    if !selector["pool"].is_null() {
+        names::pool(causes, &format!("{at}.pool"), text(selector, "pool"));
+    }
+    if !selector["device"].is_null() {
+        let name = text(selector, "device");
+        names::refuse(causes, &format!("{at}.device"), name, names::label(name));
+    }
+    claim::taint(causes, "spec.taint", &rule["spec"]["taint"]);
+    claim_status::conditions(causes, "status", &rule["status"]);
+}

@@ -1,0 +1,84 @@
+//! Each rule with an object that keeps it and objects that break it, with the messages of an API server.
+
+mod claims;
+mod metadata;
+mod others;
+mod property;
+mod recorded;
+mod slices;
+mod statuses;
+
+use serde_json::{Value, json};
+
+use super::object;
+use crate::resources::{Resource, resource};
+
+fn resource_of(object: &Value) -> &'static Resource {
+    resource(object["kind"].as_str().unwrap()).unwrap()
+}
+
+/// What is wrong with an object, as an API server lists it: the field, then the message.
+fn wrong(new: &Value, old: Option<&Value>) -> Vec<String> {
+    let causes = object(resource_of(new), new, old);
+    causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect()
+}
+
+/// A copy with the value at a JSON pointer set, or removed where it is null. The field may be new; what it is in is there.
+fn with(object: &Value, pointer: &str, value: Value) -> Value {
+    let mut object = object.clone();
+    let (parent, key) = pointer.rsplit_once('/').unwrap();
+    let key = key.replace("~1", "/");
+    match object.pointer_mut(parent).unwrap_or_else(|| panic!("no {parent} in the object")) {
+        Value::Array(items) => match key.as_str() {
+            "-" => items.push(value),
+            index => items[index.parse::<usize>().unwrap()] = value,
+        },
+        Value::Object(fields) if value.is_null() => drop(fields.remove(&key)),
+        Value::Object(fields) => drop(fields.insert(key, value)),
+        other => panic!("{parent} is {other}"),
+    }
+    object
+}
+
+/// Each change of a good object, and what it is refused with.
+fn assert_each(good: &Value, cases: &[(&str, Value, &[&str])]) {
+    assert_eq!(wrong(good, None), Vec::<String>::new(), "the good object");
+    for (pointer, value, expected) in cases {
+        assert_eq!(wrong(&with(good, pointer, value.clone()), None), *expected, "{pointer} = {value}");
+    }
+}
+
+/// As [`assert_each`], for changes of an object that is there.
+fn assert_each_change(old: &Value, cases: &[(&str, Value, &[&str])]) {
+    assert_eq!(wrong(old, Some(old)), Vec::<String>::new(), "no change");
+    for (pointer, value, expected) in cases {
+        assert_eq!(wrong(&with(old, pointer, value.clone()), Some(old)), *expected, "{pointer} = {value}");
+    }
+}
+
+fn claim() -> Value {
+    json!({
+        "kind": "ResourceClaim", "metadata": { "name": "c", "namespace": "default" },
+        "spec": { "devices": {
+            "requests": [
+                { "name": "gpu", "exactly": {
+                    "deviceClassName": "gpu.example.com", "allocationMode": "ExactCount", "count": 1,
+                    "selectors": [{ "cel": { "expression": "true" } }],
+                    "tolerations": [{ "key": "example.com/t", "operator": "Exists", "effect": "NoExecute" }],
+                } },
+                { "name": "nic", "firstAvailable": [
+                    { "name": "fast", "deviceClassName": "fast.example.com", "allocationMode": "All" },
+                    { "name": "slow", "deviceClassName": "slow.example.com", "allocationMode": "ExactCount", "count": 2 },
+                ] },
+            ],
+            "constraints": [{ "requests": ["gpu", "nic/fast"], "matchAttribute": "example.com/numa" }],
+            "config": [{ "requests": ["nic"], "opaque": { "driver": "nic.example.com", "parameters": { "mtu": 9000 } } }],
+        } },
+    })
+}
+
+const NOT_A_LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
+const NOT_A_SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
+const NOT_A_LABEL_KEY: &str = "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')";
+const NOT_A_LABEL_VALUE: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
+const NOT_AN_IDENTIFIER: &str = "a valid C identifier must start with alphabetic character or '_', followed by a string of alphanumeric characters or '_' (e.g. 'my_name',  or 'MY_NAME',  or 'MyName', regex used for validation is '[A-Za-z_][A-Za-z0-9_]*')";

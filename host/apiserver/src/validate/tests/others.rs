@@ -1,0 +1,216 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::validate::{admin_access, defaults};
+
+#[test]
+fn a_pod_has_containers_and_its_claims_fit_together() {
+    let pod = json!({
+        "kind": "Pod", "metadata": { "name": "p", "namespace": "default" },
+        "spec": {
+            "containers": [{ "name": "main", "image": "i", "resources": { "claims": [{ "name": "gpu", "request": "a" }, { "name": "gpu", "request": "b" }] } }],
+            "resourceClaims": [{ "name": "gpu", "resourceClaimName": "c" }, { "name": "nic", "resourceClaimTemplateName": "t" }],
+        },
+    });
+    let claims = "spec.containers[0].resources.claims";
+    let listed = "must be one of the names in pod.spec.resourceClaims: gpu, nic";
+    assert_each(
+        &pod,
+        &[
+            ("/spec/containers", json!([]), &["spec.containers: Required value"]),
+            ("/spec/containers/0/name", Value::Null, &["spec.containers[0].name: Required value"]),
+            (
+                "/spec/containers/0/name",
+                json!("M"),
+                &[&format!("spec.containers[0].name: Invalid value: \"M\": {NOT_A_LABEL}")],
+            ),
+            ("/spec/containers/0/image", json!(""), &["spec.containers[0].image: Required value"]),
+            (
+                "/spec/containers/-",
+                json!({ "name": "main", "image": "i" }),
+                &["spec.containers[1].name: Duplicate value: \"main\""],
+            ),
+            (
+                "/spec/initContainers",
+                json!([{ "name": "main", "image": "i" }]),
+                &["spec.initContainers[0].name: Duplicate value: \"main\""],
+            ),
+            (
+                "/spec/nodeName",
+                json!("N"),
+                &[&format!("spec.nodeName: Invalid value: \"N\": {NOT_A_SUBDOMAIN}")],
+            ),
+            (
+                "/spec/resourceClaims/1/name",
+                json!("gpu"),
+                &["spec.resourceClaims[1].name: Duplicate value: \"gpu\""],
+            ),
+            ("/spec/resourceClaims/1/name", json!(""), &["spec.resourceClaims[1].name: Required value"]),
+            (
+                "/spec/resourceClaims/1/resourceClaimName",
+                json!("c"),
+                &[
+                    "spec.resourceClaims[1]: Invalid value: {\"Name\":\"nic\",\"ResourceClaimName\":\"c\",\"ResourceClaimTemplateName\":\"t\"}: at most one of `resourceClaimName` or `resourceClaimTemplateName` may be specified",
+                ],
+            ),
+            (
+                "/spec/resourceClaims/1/resourceClaimTemplateName",
+                Value::Null,
+                &[
+                    "spec.resourceClaims[1]: Invalid value: {\"Name\":\"nic\",\"ResourceClaimName\":null,\"ResourceClaimTemplateName\":null}: must specify one of: `resourceClaimName`, `resourceClaimTemplateName`",
+                ],
+            ),
+            (
+                "/spec/resourceClaims/1/resourceClaimTemplateName",
+                json!("T"),
+                &[&format!(
+                    "spec.resourceClaims[1].resourceClaimTemplateName: Invalid value: \"T\": {NOT_A_SUBDOMAIN}"
+                )],
+            ),
+            ("/spec/containers/0/resources/claims/0", json!({}), &[&format!("{claims}[0]: Required value")]),
+            (
+                "/spec/containers/0/resources/claims/0/name",
+                json!("tpu"),
+                &[&format!("{claims}[0]: Not found: \"tpu\": {listed}")],
+            ),
+            (
+                "/spec/containers/0/resources/claims/1/request",
+                json!("a"),
+                &[&format!("{claims}[1]: Duplicate value: \"gpu/a\"")],
+            ),
+            (
+                "/spec/containers/0/resources/claims/1/request",
+                Value::Null,
+                &[&format!("{claims}[1]: Duplicate value: \"gpu\"")],
+            ),
+        ],
+    );
+    let none = with(&pod, "/spec/resourceClaims", Value::Null);
+    assert_eq!(
+        wrong(&none, None)[0],
+        format!(
+            "{claims}[0]: Not found: \"gpu\": must be one of the names in pod.spec.resourceClaims which is empty"
+        )
+    );
+}
+
+#[test]
+fn a_taint_rule_selects_by_names_and_has_a_taint() {
+    let rule = json!({
+        "kind": "DeviceTaintRule", "metadata": { "name": "r" },
+        "spec": { "deviceSelector": { "driver": "d" }, "taint": { "key": "k", "effect": "NoExecute" } },
+    });
+    assert_each(
+        &rule,
+        &[
+            ("/spec/deviceSelector/driver", json!(""), &["spec.deviceSelector.driver: Required value"]),
+            ("/spec/deviceSelector/pool", json!(""), &["spec.deviceSelector.pool: Required value"]),
+            (
+                "/spec/deviceSelector/device",
+                json!("D"),
+                &[&format!("spec.deviceSelector.device: Invalid value: \"D\": {NOT_A_LABEL}")],
+            ),
+            ("/spec/taint/effect", Value::Null, &["spec.taint.effect: Required value"]),
+        ],
+    );
+}
+
+#[test]
+fn admin_access_is_for_namespaces_with_the_label() {
+    let claim = with(&claim(), "/spec/devices/requests/0/exactly/adminAccess", json!(true));
+    let template = json!({ "kind": "ResourceClaimTemplate", "metadata": { "namespace": "default" }, "spec": { "spec": claim["spec"] } });
+    let mut granted = claim.clone();
+    granted["status"] = json!({ "allocation": { "devices": { "results": [{ "adminAccess": true }] } } });
+    let label =
+        |value: &str| json!({ "metadata": { "labels": { "resource.kubernetes.io/admin-access": value } } });
+    let ask = |object: &Value, old: Option<&Value>, namespace: Option<&Value>| {
+        let cause = admin_access(resource_of(object), object, old, namespace);
+        cause.map(|cause| format!("{}: {}", cause.field, cause.message))
+    };
+    let why = "Forbidden: admin access to devices requires the `resource.kubernetes.io/admin-access: true` label on the containing namespace";
+    for object in [&claim, &template] {
+        assert_eq!(ask(object, None, Some(&label("true"))), None);
+        assert_eq!(
+            ask(object, None, Some(&label("yes"))),
+            Some(format!("spec.devices.requests[0].adminAccess: {why}"))
+        );
+        assert_eq!(ask(object, None, None), Some("spec.devices.requests[0].adminAccess: Internal error: could not retrieve namespace to verify admin access: namespaces \"default\" not found".to_owned()));
+        assert_eq!(ask(object, Some(object), Some(&json!({}))), None, "the spec cannot change");
+    }
+    assert_eq!(
+        ask(&granted, Some(&claim), Some(&json!({}))),
+        Some(format!("status.allocation.devices.results[0].adminAccess: {why}"))
+    );
+    assert_eq!(ask(&granted, Some(&granted), Some(&json!({}))), None);
+    assert_eq!(ask(&super::claim(), None, Some(&json!({}))), None);
+}
+
+#[test]
+fn an_event_of_the_new_group_has_all_its_fields() {
+    let event = json!({
+        "metadata": { "namespace": "default" }, "involvedObject": { "namespace": "default" }, "type": "Normal",
+        "eventTime": "2026-01-01T00:00:00.000000Z", "reportingComponent": "n", "reportingInstance": "n-1", "action": "A", "reason": "R",
+    });
+    let ask = |event: &Value, new_group: bool| {
+        let causes = crate::validate::event(event, new_group);
+        causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect::<Vec<_>>()
+    };
+    assert_eq!(ask(&event, true), [""; 0]);
+    assert_eq!(
+        ask(&with(&event, "/reportingComponent", json!("")), true),
+        ["reportingController: Required value"]
+    );
+    assert_eq!(
+        ask(&with(&event, "/type", json!("Loud")), true),
+        ["type: Invalid value: \"Loud\": has invalid value: "]
+    );
+    let long = "x".repeat(129);
+    assert_eq!(
+        ask(&with(&event, "/reason", json!(long)), true),
+        [format!("reason: Invalid value: \"{long}\": can have at most 128 characters")]
+    );
+    let old = with(&event, "/eventTime", Value::Null);
+    assert_eq!(ask(&old, false), [""; 0]);
+    assert_eq!(
+        ask(&with(&old, "/involvedObject/namespace", json!("other")), false),
+        ["involvedObject.namespace: Invalid value: \"other\": does not match event.namespace"]
+    );
+}
+
+#[test]
+fn what_a_writer_leaves_out_is_filled_in() {
+    let now = "2026-01-01T00:00:00.7Z".parse().unwrap();
+    let filled = |kind: &str, mut object: Value| {
+        defaults(kind, &mut object, now);
+        object
+    };
+    let requests =
+        |exactly: Value| json!([{ "exactly": exactly }, { "firstAvailable": [{ "tolerations": [{}] }] }]);
+    let given =
+        json!({ "spec": { "devices": { "requests": requests(json!({ "allocationMode": "All" })) } } });
+    let mut expected = given.clone();
+    expected["spec"]["devices"]["requests"][1]["firstAvailable"][0] =
+        json!({ "allocationMode": "ExactCount", "count": 1, "tolerations": [{ "operator": "Equal" }] });
+    assert_eq!(filled("ResourceClaim", given.clone()), expected);
+    assert_eq!(filled("ResourceClaimTemplate", json!({ "spec": given })), json!({ "spec": expected }));
+    let counted = json!({ "spec": { "devices": { "requests": [{ "exactly": { "count": 3 } }] } } });
+    let request = json!([{ "exactly": { "count": 3, "allocationMode": "ExactCount" } }]);
+    assert_eq!(filled("ResourceClaim", counted)["spec"]["devices"]["requests"], request);
+    let taints =
+        json!({ "spec": { "devices": [{ "taints": [{}, { "timeAdded": "2025-01-01T00:00:00Z" }] }] } });
+    let times = json!([{ "timeAdded": "2026-01-01T00:00:00Z" }, { "timeAdded": "2025-01-01T00:00:00Z" }]);
+    assert_eq!(filled("ResourceSlice", taints)["spec"]["devices"][0]["taints"], times);
+    assert_eq!(
+        filled("Event", json!({ "reportingInstance": "n" })),
+        json!({ "eventTime": null, "reportingComponent": "", "reportingInstance": "n" })
+    );
+    let pod = filled(
+        "Pod",
+        json!({ "spec": { "containers": [{ "image": "example.com:5000/i" }, { "image": "i:1" }] } }),
+    );
+    assert_eq!(pod["spec"]["restartPolicy"], "Always");
+    let pull = [0, 1].map(|index| pod["spec"]["containers"][index]["imagePullPolicy"].clone());
+    assert_eq!(pull, ["Always", "IfNotPresent"]);
+    assert_eq!(filled("Namespace", json!({})), json!({}));
+    assert_eq!(filled("ResourceClaim", json!({ "spec": 5 })), json!({ "spec": 5 }));
+}

@@ -1,0 +1,200 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::validate::drop_deallocated_devices;
+
+fn allocated() -> Value {
+    let mut claim = claim();
+    claim["status"] = json!({
+        "allocation": { "devices": { "results": [
+            { "request": "gpu", "driver": "gpu.example.com", "pool": "p", "device": "d-0" },
+            { "request": "nic/fast", "driver": "nic.example.com", "pool": "p", "device": "n-0", "shareID": "00000000-0000-4000-8000-000000000001" },
+        ], "config": [{ "source": "FromClass", "opaque": { "driver": "gpu.example.com", "parameters": {} } }] } },
+        "reservedFor": [{ "resource": "pods", "name": "p", "uid": "u" }],
+    });
+    claim
+}
+
+/// What a new status is refused with.
+fn refused(pointer: &str, value: Value) -> Vec<String> {
+    wrong(&with(&allocated(), pointer, value), Some(&claim()))
+}
+
+#[test]
+fn an_allocation_names_requests_of_the_claim_and_devices() {
+    assert_eq!(wrong(&allocated(), Some(&claim())), [""; 0]);
+    let at = "status.allocation.devices.results[0]";
+    let first = |field: &str| format!("/status/allocation/devices/results/0/{field}");
+    let reference = "must be the name of a request in the claim or the name of a request and a subrequest separated by '/'";
+    assert_eq!(
+        refused(&first("request"), json!("tpu")),
+        [format!("{at}.request: Invalid value: \"tpu\": {reference}")]
+    );
+    assert_eq!(refused(&first("driver"), json!("")), [format!("{at}.driver: Required value")]);
+    assert_eq!(refused(&first("pool"), json!("")), [format!("{at}.pool: Required value")]);
+    assert_eq!(
+        refused(&first("device"), json!("D")),
+        [format!("{at}.device: Invalid value: \"D\": {NOT_A_LABEL}")]
+    );
+    assert_eq!(
+        refused(&first("shareID"), json!("x")),
+        [format!("{at}.shareID: Invalid value: \"x\": error validating uid: invalid UUID length: 1")]
+    );
+    assert_eq!(
+        refused(&first("shareID"), json!("0000000000004000800000000000000A")),
+        [format!(
+            "{at}.shareID: Invalid value: \"0000000000004000800000000000000A\": uid must be in RFC 4122 normalized form, `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx` with lowercase hexadecimal characters"
+        )]
+    );
+    let config = "/status/allocation/devices/config/0/source";
+    let at = "status.allocation.devices";
+    assert_eq!(refused(config, Value::Null), [format!("{at}.config[0].source: Required value")]);
+    assert_eq!(
+        refused(config, json!("FromPod")),
+        [format!(
+            "{at}.config[0].source: Unsupported value: \"FromPod\": supported values: \"FromClaim\", \"FromClass\""
+        )]
+    );
+    let many = Value::Array(vec![json!({}); 33]);
+    assert_eq!(
+        refused("/status/allocation/devices/results", many),
+        [format!("{at}.results: Too many: 33: must have at most 32 items")]
+    );
+    assert_eq!(
+        refused("/status/allocation/nodeSelector", json!({})),
+        [
+            "status.allocation.nodeSelector.nodeSelectorTerms: Required value: must have at least one node selector term"
+        ]
+    );
+}
+
+#[test]
+fn an_allocation_stays_until_it_is_removed_and_no_consumer_is_left() {
+    let old = allocated();
+    let moved = wrong(&with(&old, "/status/allocation/devices/results/0/device", json!("d-1")), Some(&old));
+    assert_eq!(moved.len(), 1);
+    assert!(
+        moved[0].starts_with("status.allocation: Invalid value: {\"Devices\":{")
+            && moved[0].ends_with(": field is immutable"),
+        "{moved:?}"
+    );
+    let removed = with(&old, "/status/allocation", Value::Null);
+    assert_eq!(
+        wrong(&removed, Some(&old)),
+        ["status.reservedFor: Forbidden: may not be specified when `allocated` is not set"]
+    );
+    assert_eq!(wrong(&with(&removed, "/status/reservedFor", json!([])), Some(&old)), [""; 0]);
+}
+
+#[test]
+fn consumers_are_named_once_and_none_is_added_to_a_claim_that_is_being_deleted() {
+    let consumer = json!({ "resource": "pods", "name": "p", "uid": "u" });
+    assert_eq!(
+        refused("/status/reservedFor", json!([{}])),
+        [
+            "status.reservedFor[0].resource: Required value",
+            "status.reservedFor[0].name: Required value",
+            "status.reservedFor[0].uid: Required value",
+        ]
+    );
+    assert_eq!(
+        refused("/status/reservedFor/-", consumer.clone()),
+        ["status.reservedFor[1]: Duplicate value: \"u\""]
+    );
+    let many = Value::Array(vec![consumer; 257]);
+    assert_eq!(
+        refused("/status/reservedFor", many),
+        ["status.reservedFor: Too many: 257: must have at most 256 items"]
+    );
+    let old = with(&allocated(), "/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
+    let added = with(&old, "/status/reservedFor/-", json!({ "resource": "pods", "name": "q", "uid": "v" }));
+    assert_eq!(
+        wrong(&added, Some(&old)),
+        [
+            "status.reservedFor: Forbidden: new entries may not be added while `deallocationRequested` or `deletionTimestamp` are set"
+        ]
+    );
+    assert_eq!(wrong(&with(&old, "/status/reservedFor", json!([])), Some(&old)), [""; 0]);
+}
+
+#[test]
+fn a_driver_reports_on_allocated_devices_alone() {
+    let report =
+        |device: Value| wrong(&with(&allocated(), "/status/devices", json!([device])), Some(&allocated()));
+    let good = json!({
+        "driver": "gpu.example.com", "pool": "p", "device": "d-0", "data": { "numa": 0 },
+        "conditions": [{ "type": "Ready", "status": "True", "reason": "Prepared", "lastTransitionTime": "2026-01-01T00:00:00Z" }],
+        "networkData": { "interfaceName": "eth0", "ips": ["10.9.8.7/24", "2001:db8::1/64"] },
+    });
+    assert_eq!(report(good.clone()), [""; 0]);
+    let with = |pointer: &str, value: Value| report(with(&good, pointer, value));
+    assert_eq!(
+        with("/device", json!("d-9")),
+        [
+            "status.devices[0]: Invalid value: {\"Driver\":\"gpu.example.com\",\"Pool\":\"p\",\"Device\":\"d-9\",\"ShareID\":\"\"}: must be an allocated device in the claim"
+        ]
+    );
+    let at = "status.devices[0]";
+    assert_eq!(
+        with("/data", json!([])),
+        [format!("{at}.data: Invalid value: \"<value omitted>\": must be a valid JSON object")]
+    );
+    assert_eq!(
+        with("/data", json!({ "a": "x".repeat(10 * 1024) })),
+        [format!("{at}.data: Too long: may not be more than 10240 bytes")]
+    );
+    assert_eq!(
+        with("/conditions/0/status", json!("Yes")),
+        [format!(
+            "{at}.conditions[0].status: Unsupported value: \"Yes\": supported values: \"False\", \"True\", \"Unknown\""
+        )]
+    );
+    assert_eq!(
+        with("/conditions/0/lastTransitionTime", Value::Null),
+        [format!("{at}.conditions[0].lastTransitionTime: Required value")]
+    );
+    assert_eq!(
+        with("/conditions/0/reason", json!("")),
+        [format!("{at}.conditions[0].reason: Required value")]
+    );
+    assert!(with("/conditions/0/reason", json!("1"))[0].starts_with(&format!(
+        "{at}.conditions[0].reason: Invalid value: \"1\": a condition reason must start"
+    )));
+    assert_eq!(
+        with("/conditions/-", good["conditions"][0].clone()),
+        [format!("{at}.conditions[1].type: Duplicate value: \"Ready\"")]
+    );
+    assert_eq!(
+        with("/networkData/interfaceName", json!("e".repeat(257))),
+        [format!("{at}.networkData.interfaceName: Too long: may not be more than 256 bytes")]
+    );
+    assert_eq!(
+        with("/networkData/ips/0", json!("10.9.8.7")),
+        [format!(
+            "{at}.networkData.ips[0]: Invalid value: \"10.9.8.7\": must be a valid address in CIDR form, (e.g. 10.9.8.7/24 or 2001:db8::1/64)"
+        )]
+    );
+    assert_eq!(
+        with("/networkData/ips/1", json!("2001:DB8::1/64")),
+        [format!(
+            "{at}.networkData.ips[1]: Invalid value: \"2001:DB8::1/64\": must be in canonical form (\"2001:db8::1/64\")"
+        )]
+    );
+}
+
+#[test]
+fn reports_go_with_the_allocation_that_they_are_about() {
+    let old = with(
+        &allocated(),
+        "/status/devices",
+        json!([{ "driver": "gpu.example.com", "pool": "p", "device": "d-0" }]),
+    );
+    let mut kept = old.clone();
+    drop_deallocated_devices(&mut kept, &old);
+    assert_eq!(kept, old);
+    let mut removed =
+        with(&with(&old, "/status/allocation", Value::Null), "/status/reservedFor", Value::Null);
+    drop_deallocated_devices(&mut removed, &old);
+    assert_eq!(removed["status"], json!({}));
+    assert_eq!(wrong(&removed, Some(&old)), [""; 0]);
+}
