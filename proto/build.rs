@@ -56,6 +56,7 @@ const PRINTED: &[&str] = &[
     "DeviceNode",
     "Driver",
     "DriverTrust",
+    "ExcludedDevice",
     "KubeletHold",
     "Mount",
     "NodeStatus",
@@ -71,6 +72,7 @@ const PRINTED: &[&str] = &[
     "Taint",
     "Transition",
     "UntoldDriver",
+    "WaitingClaim",
 ];
 
 const NO_EMPTY_TEXT: &str = "skip_serializing_if = \"String::is_empty\"";
@@ -122,6 +124,7 @@ const PRINTED_FIELDS: &[(&str, &str)] = &[
     ("ResourceOutcome.problem", NO_NULL),
     ("Retry.at_ms", "rename = \"at\", serialize_with = \"crate::json::time_or_null\""),
     ("SysfsValue.left", NO_NULL),
+    ("WaitingClaim.id", "flatten"),
     ("SysfsValue.found", NO_NULL),
     ("SysfsValue.end", NO_EMPTY_TEXT),
     (

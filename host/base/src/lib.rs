@@ -16,6 +16,7 @@ pub mod locks;
 pub mod memory;
 pub mod metrics;
 pub mod printable;
+pub mod process;
 pub mod rate;
 pub mod request;
 pub mod socket;

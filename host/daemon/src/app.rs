@@ -3,6 +3,7 @@
 mod cluster;
 mod handover;
 pub(crate) mod hardware;
+pub(crate) mod local;
 mod reload;
 mod state;
 
@@ -62,6 +63,7 @@ use nodedock_wasm::trust::Trust;
 use nodedock_wasm::{Compiler, WasmHost, WasmSettings};
 
 use self::cluster::{Connected, KubeletSockets};
+use self::local::LocalApi;
 use self::reload::Reload;
 
 /// Time that a crash of the daemon stays a condition.
@@ -174,6 +176,7 @@ struct Built {
     wasm: WasmFiles,
     /// Of a Kubernetes node.
     client: Option<KubeClient>,
+    local: Option<LocalApi>,
     recordings: Recordings,
     tasks: DaemonTasks,
 }
@@ -185,6 +188,7 @@ struct Sockets {
     admin: UnixListener,
     admin_address: Option<TcpListener>,
     device_plugins: UnixListener,
+    local_api: Option<local::Listeners>,
 }
 
 impl Daemon {
@@ -236,7 +240,23 @@ impl Sockets {
             }
             None => None,
         };
+        let local_api = match &config.local_api {
+            Some(local) => {
+                let address = match local.listen {
+                    Some(address) => {
+                        let listener = TcpListener::bind(address).await;
+                        Some(listener.with_context(|| {
+                            format!("listen on {address} (localApi.listen of the config)")
+                        })?)
+                    }
+                    None => None,
+                };
+                Some(local::Listeners { socket: open(&paths.api).await?, address })
+            }
+            None => None,
+        };
         Ok(Self {
+            local_api,
             node_api: open(&paths.socket).await?,
             pod_resources: open(&paths.pod_resources).await?,
             admin: socket::bind(&paths.admin).await?,
@@ -285,6 +305,13 @@ impl Built {
                 .context("look at the kept files of drivers")?;
         let previous_versions = Arc::new(previous_versions);
         let registry = Registry::new(changes.clone(), conditions.clone(), Some(previous_versions.clone()));
+        let local = match &config.local_api {
+            Some(local) => {
+                let (checkpoint, objects) = (opened.checkpoint.clone(), opened.dump.objects);
+                Some(LocalApi::open(local.clone(), checkpoint, objects, registry.clone()).await?)
+            }
+            None => None,
+        };
         let client = match &config.kubernetes {
             Some(kubernetes) => Some(cluster::client(kubernetes).await?),
             None => None,
@@ -314,6 +341,7 @@ impl Built {
             values,
             wasm,
             client,
+            local,
             recordings,
             tasks,
         })
@@ -345,7 +373,7 @@ impl Built {
             values: self.values,
             cdi: self.cdi,
             registry: registry.clone(),
-            source: claim_source(paths, connected.as_ref()),
+            source: claim_source(paths, connected.as_ref(), self.local.as_ref()),
             settings: manager_settings(&config, node.clone()),
             changes: changes.clone(),
             conditions: conditions.clone(),
@@ -375,6 +403,22 @@ impl Built {
             })?,
             None => KubeletSockets::default(),
         };
+        let local_claims = self.local.as_ref().map(|local| local.claims.clone());
+        let local_taints = match self.local.zip(sockets.local_api) {
+            Some((local, listeners)) => {
+                let parts = local::Parts {
+                    paths,
+                    manager: manager.clone(),
+                    registry: registry.clone(),
+                    changes: changes.clone(),
+                    conditions: conditions.clone(),
+                    at_start: at_start.clone(),
+                    tasks: intake.clone(),
+                };
+                Some(local.start(parts, listeners)?)
+            }
+            None => None,
+        };
         let counters = Arc::new(pod_resources::Counters::default());
         let pod_resources =
             PodResources { manager: manager.clone(), counters: counters.clone(), tasks: intake.clone() };
@@ -397,7 +441,8 @@ impl Built {
             conditions,
             checkpoint,
             node,
-            taints: kubelet_sockets.cluster.as_ref().map(|cluster| cluster.taints.clone()),
+            taints: kubelet_sockets.cluster.as_ref().map(|cluster| cluster.taints.clone()).or(local_taints),
+            local_claims,
             recorded_hardware: config.hardware.is_simulated(),
             extended_resources: kubelet_sockets.cluster.as_ref().map(|of| of.extended_resources.clone()),
             started_ms,
@@ -459,10 +504,15 @@ async fn report_crash(restarts: Restarts, conditions: Conditions) {
 
 /// Where claims are read that a request only names. On a Kubernetes node this is the API server only: a file could describe a claim that
 /// is gone.
-fn claim_source(paths: &Paths, connected: Option<&Connected>) -> Arc<dyn ClaimSource> {
-    match connected {
-        Some(connected) => connected.source(),
-        None => Arc::new(ClaimDirectory::new(paths.claims.clone())),
+fn claim_source(
+    paths: &Paths,
+    connected: Option<&Connected>,
+    local: Option<&LocalApi>,
+) -> Arc<dyn ClaimSource> {
+    match (connected, local) {
+        (Some(connected), _) => connected.source(),
+        (None, Some(local)) => Arc::new(local.claims.clone()),
+        (None, None) => Arc::new(ClaimDirectory::new(paths.claims.clone())),
     }
 }
 

@@ -2,12 +2,14 @@
 
 mod adapter;
 mod checkpoint;
+mod claim;
 mod client;
 mod conform;
 mod describe;
 mod driver;
 mod explain;
 mod get;
+mod local_api;
 mod names;
 mod node;
 mod output;
@@ -17,6 +19,7 @@ mod probe;
 mod record;
 mod release;
 mod replay;
+mod run_with;
 mod simulate;
 
 use std::io::Write;
@@ -87,6 +90,13 @@ enum Command {
     /// Decide which way a device plugin's devices are offered
     #[command(subcommand)]
     Adapter(adapter::AdapterCommand),
+    /// Make, show and delete claims of the local API
+    #[command(subcommand)]
+    Claim(claim::ClaimCommand),
+    /// Run a program, such as podman, with devices of a DeviceClass of the local API, which are free again when it ends
+    RunWith(run_with::RunWithArgs),
+    /// Print the kubeconfig of the local API, for kubectl and native drivers
+    Kubeconfig(local_api::KubeconfigArgs),
     Conform(conform::ConformArgs),
     /// Write the recorded calls of a driver to a file
     Record(record::RecordArgs),
@@ -108,6 +118,9 @@ enum Command {
     Completion {
         shell: clap_complete::Shell,
     },
+    /// Hold a claim for the program of `run-with`, and become it
+    #[command(hide = true)]
+    InternalHold(run_with::HoldArgs),
     /// Compile a driver for the daemon that started this, from standard input to standard output
     #[command(name = COMPILE_COMMAND, hide = true)]
     InternalCompile {
@@ -141,13 +154,15 @@ enum CliError {
     /// Everything about it is printed.
     #[error("refused")]
     Refused,
-    /// It has printed why.
-    #[error("the daemon ended with exit code {code}")]
-    DaemonEnded { code: u8 },
+    /// The daemon, or a program that was run, which has printed why.
+    #[error("it ended with exit code {code}")]
+    Ended { code: u8 },
     #[error("{message}")]
     Usage { message: String, hint: String },
     #[error("the daemon is not reachable on {}", socket.display())]
     Unreachable { socket: PathBuf, source: anyhow::Error },
+    #[error("the local API is not reachable on {}", socket.display())]
+    NoLocalApi { socket: PathBuf, source: anyhow::Error },
 }
 
 impl CliError {
@@ -172,8 +187,11 @@ fn fail(error: anyhow::Error, location: &Location) -> ExitCode {
         error.downcast::<Status>().map_or_else(|other| other, |status| client::call_error(status, location));
     let (code, hint) = match error.downcast_ref::<CliError>() {
         Some(CliError::Refused) => return ExitCode::from(1),
-        Some(CliError::DaemonEnded { code }) => return ExitCode::from(*code),
+        Some(CliError::Ended { code }) => return ExitCode::from(*code),
         Some(CliError::Usage { hint, .. }) => (2, Some(hint.as_str())),
+        Some(CliError::NoLocalApi { .. }) => {
+            (3, Some("is `nodedock run --local-api` running, with the same --root?"))
+        }
         Some(CliError::Unreachable { .. }) => (3, Some("is `nodedock run` running, with the same --root?")),
         None => (1, None),
     };
@@ -195,6 +213,10 @@ fn execute(location: &Location, command: Command) -> Result<()> {
         Command::Release(command) => block_on(release::run(location, command)),
         Command::Explain(command) => block_on(explain::run(location, command)),
         Command::Adapter(command) => block_on(adapter::run(location, command)),
+        Command::Claim(command) => block_on(claim::run(location, command)),
+        Command::RunWith(args) => block_on(run_with::run(location, args)),
+        Command::InternalHold(args) => block_on(run_with::hold(location, args)),
+        Command::Kubeconfig(args) => local_api::kubeconfig(location, args),
         Command::Conform(args) => block_on(conform::run(args)),
         Command::Record(args) => block_on(record::run(location, args)),
         Command::Replay(args) => block_on(replay::run(args)),
@@ -226,7 +248,7 @@ fn run(location: &Location, args: RunArgs) -> Result<()> {
     if args.supervise && std::env::var_os(KEPT_BY_PARENT).is_none() {
         return match block_on(supervise::run())? {
             0 => Ok(()),
-            code => Err(CliError::DaemonEnded { code }.into()),
+            code => Err(CliError::Ended { code }.into()),
         };
     }
     let (listeners, restarts) =

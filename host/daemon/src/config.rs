@@ -6,6 +6,7 @@ pub(crate) mod adapters;
 mod binding;
 mod driver_images;
 mod kubernetes;
+mod local_api;
 mod overhead;
 mod recording;
 mod values;
@@ -22,7 +23,8 @@ use nodedock_wasm::driver_image::DriverImage;
 use nodedock_wasm::trust;
 
 pub use driver_images::DriverImageEntry;
-pub use kubernetes::{KubernetesConfig, KubernetesError, KubernetesFlags, KubernetesSection};
+pub use kubernetes::{KubernetesConfig, KubernetesFlags, KubernetesSection, SettingsError};
+pub use local_api::{LocalApiConfig, LocalApiFlags, LocalApiSection};
 pub use recording::{RecordedName, RecordingSection};
 
 /// The daemon's config file. Every key may be absent.
@@ -41,6 +43,7 @@ pub struct ConfigFile {
     pub claims: ClaimsSection,
     pub admin: AdminSection,
     pub kubernetes: KubernetesSection,
+    pub local_api: LocalApiSection,
     pub recording: RecordingSection,
     /// Directories with one driver each, beside the drivers directory.
     #[serde(deserialize_with = "driver_images::entries")]
@@ -111,6 +114,7 @@ impl ConfigFile {
             ("claims", self.claims != started.claims),
             ("admin", self.admin != started.admin),
             ("kubernetes", self.kubernetes != started.kubernetes),
+            ("localApi", self.local_api != started.local_api),
             ("recording", self.recording != started.recording),
             ("driverImages", self.driver_images != started.driver_images),
             ("devicePluginAdapters", self.device_plugin_adapters != started.device_plugin_adapters),
@@ -130,6 +134,8 @@ pub struct Flags {
     pub node_name: Option<String>,
     #[command(flatten)]
     pub kubernetes: KubernetesFlags,
+    #[command(flatten)]
+    pub local_api: LocalApiFlags,
     /// Identity of this instance where several share one root, such as a pod's UID: the newest serves, and the others hand over to it
     #[arg(long, value_name = "UID", env = "NODEDOCK_INSTANCE_UID")]
     pub instance_uid: Option<Uid>,
@@ -155,6 +161,8 @@ pub struct Config {
     pub recording_bytes_max: u64,
     /// None: this is no Kubernetes node.
     pub kubernetes: Option<KubernetesConfig>,
+    /// None: claims are named in full by who prepares them.
+    pub local_api: Option<LocalApiConfig>,
     /// This run of the daemon among others on the same root, of which one serves and hands over to the next. None: it is alone.
     pub instance: Option<Uid>,
     /// Where the node has its devices: of this machine, or of a recorded one.
@@ -174,7 +182,7 @@ impl Config {
         socket: Option<PathBuf>,
         flags: Flags,
         file: ConfigFile,
-    ) -> Result<Self, KubernetesError> {
+    ) -> Result<Self, SettingsError> {
         let mut paths = Paths::below(root);
         paths.socket = socket.unwrap_or(paths.socket);
         paths.cdi = flags.cdi_dir.or_else(|| file.cdi_dir.clone()).unwrap_or(paths.cdi);
@@ -185,11 +193,16 @@ impl Config {
         let path = flags.config.as_deref().unwrap_or(Path::new(""));
         let driver_images = file.driver_images.iter().map(|entry| entry.image(path)).collect();
         let milliseconds = |value: Option<u64>, default| value.map_or(default, Duration::from_millis);
+        let kubernetes = kubernetes::resolve(flags.kubernetes, &file.kubernetes, root, node_name.as_deref())?;
+        let node_name = node_name.unwrap_or_else(host_name);
+        let local_api =
+            local_api::resolve(&flags.local_api, &file.local_api, &node_name, kubernetes.is_some())?;
         Ok(Self {
             root: root.to_owned(),
             paths,
-            kubernetes: kubernetes::resolve(flags.kubernetes, &file.kubernetes, root, node_name.as_deref())?,
-            node_name: node_name.unwrap_or_else(host_name),
+            kubernetes,
+            local_api,
+            node_name,
             exclusive_wait: milliseconds(file.claims.exclusive_wait_ms, limit::EXCLUSIVE_WAIT),
             call_deadline: milliseconds(file.claims.call_deadline_ms, limit::CLAIM_CALL_DEADLINE),
             admin_address: file.admin.listen,
@@ -223,6 +236,9 @@ pub struct Paths {
     pub pod_resources: PathBuf,
     /// Socket of metrics and probes, beside that of the node API.
     pub admin: PathBuf,
+    /// Socket of the local API, and what clients on its address know it by.
+    pub api: PathBuf,
+    pub api_identity: PathBuf,
     /// Locked by the instance that serves, where there may be several.
     pub instance_lock: PathBuf,
     /// The instances that were started on this root, the newest last.
@@ -265,6 +281,8 @@ impl Paths {
             socket: root.join("run/nodedock/nodedock.sock"),
             pod_resources: root.join("run/nodedock/pod-resources/kubelet.sock"),
             admin: root.join("run/nodedock/admin.sock"),
+            api: root.join("run/nodedock/api.sock"),
+            api_identity: root.join("var/lib/nodedock/api-identity.json"),
             instance_lock: root.join("var/lib/nodedock/instance.lock"),
             instances: root.join("var/lib/nodedock/instances"),
             handover: root.join("run/nodedock/handover.sock"),

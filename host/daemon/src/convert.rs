@@ -21,6 +21,7 @@ mod resources;
 
 pub use claims::{
     claim_status, refused_claim, release_preview, release_request, release_response, released_claim,
+    waiting_claim,
 };
 use claims::{transition, worst_problem};
 pub use resources::{

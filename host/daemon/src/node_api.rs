@@ -27,8 +27,11 @@ use nodedock_core::manager::devices::{Capacity, ResourceSource, ResourceView};
 use nodedock_core::manager::{Manager, PodView};
 use nodedock_core::registry::Registry;
 use nodedock_kube::extended_resources::ExtendedResources;
+use nodedock_kube::local::LocalClaims;
 use nodedock_kube::taints::DeviceTaints;
-use nodedock_model::{Caller, DriverName, ExtendedResource, HealthState, ObjectRef, Problem, ProblemCode};
+use nodedock_model::{
+    Caller, DriverName, ExtendedResource, HealthState, ObjectName, ObjectRef, Problem, ProblemCode,
+};
 
 /// Bytes of a message on the node API.
 pub(crate) const NODE_API_MESSAGE_BYTES_MAX: usize = 16 << 20;
@@ -42,8 +45,10 @@ pub struct NodeApi {
     pub conditions: Conditions,
     pub checkpoint: Checkpoint,
     pub node: NodeFacts,
-    /// Of a Kubernetes node.
+    /// Of a Kubernetes node, and of one with the local API.
     pub taints: Option<DeviceTaints>,
+    /// Of a machine with the local API.
+    pub local_claims: Option<LocalClaims>,
     /// The daemon runs on a recorded machine.
     pub recorded_hardware: bool,
     /// When the daemon started; milliseconds since the Unix epoch.
@@ -87,6 +92,16 @@ impl Node for NodeApi {
     async fn prepare_pod(&self, request: Request<PreparePodRequest>) -> Answer<PreparePodResponse> {
         let request_id = begin("PreparePod", &request);
         let (pod, inline) = convert::pod_request(request.get_ref()).map_err(refuse)?;
+        // Kept until the pod is in the checkpoint, which then keeps its claims reserved.
+        let _reservation = match &self.local_claims {
+            Some(local) => {
+                let is_inline = |name: &ObjectName| inline.iter().any(|claim| claim.id.name == *name);
+                let names = pod.claims.iter().map(|claim| claim.claim_name.clone());
+                let names: Vec<_> = names.filter(|name| !is_inline(name)).collect();
+                Some(local.reserve(&pod.pod, &names).await.map_err(refuse)?)
+            }
+            None => None,
+        };
         let outcome = self.manager.prepare_pod(pod, inline, request_id).await;
         Ok(Response::new(convert::prepared(&outcome)))
     }
@@ -212,6 +227,9 @@ impl Node for NodeApi {
             answer.released = released.map(|released| convert::released_claim(&released)).collect();
             let refused = self.manager.refused_claims().into_iter().filter(|refused| wanted(&refused.claim));
             answer.refused = refused.map(|refused| convert::refused_claim(&refused)).collect();
+            let waiting = self.local_claims.iter().flat_map(LocalClaims::waiting);
+            let waiting = waiting.filter(|(id, _)| wanted(id));
+            answer.waiting = waiting.map(|(id, why)| convert::waiting_claim(&id, &why)).collect();
         }
         Ok(Response::new(answer))
     }

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures::{Stream, StreamExt};
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::ResourceExt;
 use kube::api::{Api, DynamicObject};
 use kube::runtime::watcher::Event;
@@ -391,6 +392,14 @@ fn read(object: &DynamicObject) -> Result<CachedClaim, Problem> {
     let claim = convert::claim(&serde_json::to_value(object).map_err(malformed)?)?;
     let version = object.resource_version().and_then(|version| version.parse().ok());
     Ok(CachedClaim { claim, version })
+}
+
+/// A claim of the local API, with the drivers' own names of pools.
+pub(crate) fn local(claim: &ResourceClaim, pools: &NodePools) -> Result<Claim, Problem> {
+    let malformed =
+        |error: serde_json::Error| Problem::invalid(ProblemCode::ClaimMalformed, error.to_string());
+    let object = serde_json::to_value(claim).map_err(malformed)?;
+    Ok(pools.localized(convert::claim(&object)?))
 }
 
 /// The problem with the claim's name in front, once.

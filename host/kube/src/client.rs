@@ -36,6 +36,7 @@ pub(crate) use watch::{PAGE_ITEMS as WATCH_PAGE_ITEMS, meaning};
 use self::credentials::Credentials;
 use self::rate::{RateLimit, Urgency};
 use self::version::ServedVersion;
+use nodedock_model::limit;
 
 /// Interval of checking whether an unreachable API server is back, without other requests.
 const API_PROBE_PERIOD: Duration = Duration::from_secs(15);
@@ -59,6 +60,13 @@ pub struct KubeClient {
     urgent: kube::Client,
 }
 
+/// A request with the name of its sender, which servers show as the manager of what it writes.
+pub(crate) fn named<B>(mut request: http::Request<B>) -> http::Request<B> {
+    let name = http::HeaderValue::from_static(config::USER_AGENT_VALUE);
+    request.headers_mut().insert(http::header::USER_AGENT, name);
+    request
+}
+
 struct Shared {
     credentials: Credentials,
     rate: RateLimit,
@@ -73,6 +81,26 @@ impl KubeClient {
     /// Reads the kubeconfig or the service account. The API server need not be reachable yet.
     pub async fn connect(config: ClientConfig) -> Result<Self, ClientConfigError> {
         Ok(Self::with_credentials(Credentials::load(config).await?))
+    }
+
+    /// A client of an API server in this process, which needs no credentials.
+    pub fn in_process<S, B>(service: S) -> Self
+    where
+        S: tower::Service<
+                http::Request<kube::client::Body>,
+                Response = http::Response<B>,
+                Error = tower::BoxError,
+            > + Clone
+            + Send
+            + 'static,
+        S::Future: Send + 'static,
+        B: hyper::body::Body<Data = bytes::Bytes, Error: Into<tower::BoxError>> + Send + 'static,
+    {
+        let service = tower::ServiceExt::map_request(service, named);
+        let client = kube::Client::new(service, "default");
+        let rate = RequestRate { per_second: limit::API_PER_SECOND_MAX, burst: limit::API_BURST_MAX };
+        let config = ClientConfig { kubeconfig: None, rate };
+        Self::with_credentials(Credentials::new(config, client, Vec::new()))
     }
 
     fn with_credentials(credentials: Credentials) -> Self {

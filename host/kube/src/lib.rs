@@ -8,6 +8,8 @@ pub mod events;
 pub mod extended_resources;
 pub mod facts;
 pub mod fleet;
+pub mod local;
+pub mod local_client;
 pub mod pools;
 pub mod preflight;
 pub mod reconcile;

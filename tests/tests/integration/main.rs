@@ -19,6 +19,7 @@ mod exclusive;
 mod hardware;
 mod hostile;
 mod kubernetes;
+mod local_api;
 mod lost_checkpoint;
 mod main_job;
 mod metrics;

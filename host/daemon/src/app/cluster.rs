@@ -10,7 +10,8 @@ use anyhow::{Context, Result};
 use async_trait::async_trait;
 use tokio::sync::{Semaphore, watch};
 
-use self::reports::{report_prepared, report_statuses};
+use self::reports::report_prepared;
+pub(super) use self::reports::report_statuses;
 use crate::admin::{AtStart, Cluster};
 use crate::config::{Config, KubernetesConfig};
 use nodedock_base::changes::Changes;

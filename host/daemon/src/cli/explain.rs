@@ -39,11 +39,11 @@ pub(super) async fn run(location: &Location, command: ExplainCommand) -> Result<
 
 async fn claim(mut client: Client, name: &str, format: Format) -> Result<()> {
     let answer = client.list_claims(names::claims(name, true)).await?.into_inner();
-    let v1::ListClaimsResponse { claims, refused, released } = &answer;
-    if claims.is_empty() && refused.is_empty() && released.is_empty() {
+    let v1::ListClaimsResponse { claims, refused, released, waiting } = &answer;
+    if claims.is_empty() && refused.is_empty() && released.is_empty() && waiting.is_empty() {
         return Err(names::unknown("claim", name));
     }
-    let explained = Explained { claims: claims.iter().map(Claim::new).collect(), refused, released };
+    let explained = Explained { claims: claims.iter().map(Claim::new).collect(), refused, released, waiting };
     print(format, &explained, || join(explained.lines(now_ms())))
 }
 
@@ -211,6 +211,9 @@ struct Explained<'a> {
     refused: &'a [v1::RefusedClaim],
     /// Released by an operator.
     released: &'a [v1::ReleasedClaim],
+    /// Of the local API, and not allocated.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    waiting: &'a [v1::WaitingClaim],
 }
 
 #[derive(Serialize)]
@@ -236,8 +239,21 @@ impl Explained<'_> {
         let claims = self.claims.iter().flat_map(|claim| claim.lines(now_ms));
         let refused = self.refused.iter().flat_map(|refused| refused_lines(refused, now_ms));
         let released = self.released.iter().flat_map(|released| released_lines(released, now_ms));
-        claims.chain(refused).chain(released).collect()
+        let waiting = self.waiting.iter().flat_map(waiting_lines);
+        waiting.chain(claims).chain(refused).chain(released).collect()
     }
+}
+
+/// Why a claim is not allocated, with each device that it cannot have.
+pub(super) fn waiting_lines(waiting: &v1::WaitingClaim) -> Vec<String> {
+    let id = waiting.id.as_ref().map(describe::object).unwrap_or_default();
+    let device = |excluded: &v1::ExcludedDevice| {
+        let v1::ExcludedDevice { request, driver, pool, device, reason } = excluded;
+        format!("  request {request}: {driver}/{pool}/{device}: {reason}")
+    };
+    let first = format!("claim {id} is not allocated: {}", waiting.reason);
+    let more = waiting.more.then(|| "  and more devices".to_owned());
+    [first].into_iter().chain(waiting.excluded.iter().map(device)).chain(more).collect()
 }
 
 impl<'a> Claim<'a> {

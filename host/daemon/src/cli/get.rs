@@ -12,8 +12,9 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::client::{Client, connect};
+use super::local_api::text;
 use super::output::{Format, Row, print, print_text, table};
-use super::{CliError, Location, names};
+use super::{CliError, Location, local_api, names};
 use nodedock_kube::client::{ClientConfig, KubeClient, RequestRate};
 use nodedock_kube::extended_resources::{Applied, apply_class, class_name, manifest};
 use nodedock_model::{DriverName, ExtendedResource, limit};
@@ -52,6 +53,9 @@ enum What {
     /// DeviceClasses for the extended resources of drivers, for `kubectl apply -f -` with -o yaml
     #[value(alias = "deviceclass")]
     Deviceclasses,
+    /// ResourceSlices of all drivers in the local API
+    #[value(alias = "slice")]
+    Slices,
     /// Device plugins that are DRA drivers
     #[value(alias = "adapter")]
     Adapters,
@@ -111,6 +115,9 @@ pub(super) async fn run(location: &Location, args: GetArgs) -> Result<()> {
     if args.apply && !matches!(args.what, What::Deviceclasses) {
         let message = "--apply is of deviceclasses alone";
         return Err(CliError::usage(message, "nodedock get deviceclasses --apply --kubeconfig FILE").into());
+    }
+    if matches!(args.what, What::Slices) {
+        return slices(location, &args).await;
     }
     let mut client = connect(location).await?;
     // The watch begins before the list, so that no change falls between them.
@@ -182,6 +189,8 @@ async fn show(client: &mut Client, args: &GetArgs) -> Result<bool> {
             print(format, &class_list(&classes), || table(format, &classes, none))?;
             Ok(!classes.is_empty())
         }
+        // Of another API.
+        What::Slices => Ok(true),
         What::Adapters => {
             let answer = client.list_adapters(v1::ListAdaptersRequest {}).await?.into_inner();
             let named =
@@ -200,6 +209,40 @@ async fn show(client: &mut Client, args: &GetArgs) -> Result<bool> {
             };
             print(format, &node, text).map(|()| true)
         }
+    }
+}
+
+/// A slice, as a row.
+struct Slice(Value);
+
+impl Row for Slice {
+    const COLUMNS: &'static [super::output::Column<Self>] = &[
+        ("NAME", |slice| text(&slice.0, "/metadata/name").to_owned()),
+        ("DRIVER", |slice| text(&slice.0, "/spec/driver").to_owned()),
+        ("POOL", |slice| text(&slice.0, "/spec/pool/name").to_owned()),
+        ("DEVICES", |slice| slice.0["spec"]["devices"].as_array().map_or(0, Vec::len).to_string()),
+        ("GENERATION", |slice| slice.0["spec"]["pool"]["generation"].to_string()),
+    ];
+    const NARROW: usize = 4;
+}
+
+async fn slices(location: &Location, args: &GetArgs) -> Result<()> {
+    if args.watch {
+        let hint = "kubectl get resourceslices --watch, with `nodedock kubeconfig`";
+        return Err(CliError::usage("slices are listed, not watched", hint).into());
+    }
+    let name = args.name.clone().unwrap_or_default();
+    let named = |slice: &Value| {
+        name.is_empty()
+            || ["/metadata/name", "/spec/driver", "/spec/pool/name"].iter().any(|at| text(slice, at) == name)
+    };
+    let listed = local_api::connect(location).await?.slices().await?;
+    let listed: Vec<_> = listed.into_iter().filter(named).collect();
+    let rows: Vec<_> = listed.iter().cloned().map(Slice).collect();
+    print(args.output, &listed, || table(args.output, &rows, "no slices"))?;
+    match args.name.as_deref().filter(|_| listed.is_empty()) {
+        Some(name) => Err(names::unknown(&args.what.singular(), name)),
+        None => Ok(()),
     }
 }
 

@@ -32,14 +32,17 @@ pub(super) struct PrepareArgs {
     #[arg(short, long, value_name = "FILE", required_unless_present = "pod", conflicts_with = "pod")]
     filename: Vec<PathBuf>,
     /// Compose a pod of this name instead
-    #[arg(long, value_name = "NAME", requires = "device")]
+    #[arg(long, value_name = "NAME", requires = "for_pod")]
     pod: Option<String>,
     /// Namespace of the composed pod
     #[arg(long, value_name = "NAME", default_value = "default")]
     namespace: String,
     /// A device for it; may be given several times
-    #[arg(long, value_name = "DRIVER/POOL/DEVICE", requires = "pod", num_args = 1..)]
+    #[arg(long, value_name = "DRIVER/POOL/DEVICE", requires = "pod", num_args = 1.., group = "for_pod")]
     device: Vec<String>,
+    /// A claim of the local API for it; may be given several times
+    #[arg(long, value_name = "NAME", requires = "pod", num_args = 1.., group = "for_pod", conflicts_with = "device")]
+    claim: Vec<String>,
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
 }
@@ -57,6 +60,7 @@ pub(super) struct UnprepareArgs {
 
 pub(super) async fn prepare(location: &Location, args: PrepareArgs) -> Result<()> {
     let Objects { claims, pods } = match &args.pod {
+        Some(pod) if !args.claim.is_empty() => compose_with(&args.namespace, pod, &args.claim)?,
         Some(pod) => compose(&args.namespace, pod, &args.device)?,
         None => read(&args.filename)?,
     };
@@ -123,8 +127,7 @@ fn read(files: &[PathBuf]) -> Result<Objects> {
 fn compose(namespace: &str, pod: &str, devices: &[String]) -> Result<Objects, CliError> {
     let devices =
         devices.iter().enumerate().map(|(index, text)| device(index, text)).collect::<Result<Vec<_>, _>>()?;
-    let hint = "names of pods and namespaces are lower-case letters, digits, '-' and '.'";
-    let named = |error: nodedock_model::NameError| CliError::usage(error.to_string(), hint);
+    let named = |error: nodedock_model::NameError| CliError::usage(error.to_string(), NAME_HINT);
     let names: Vec<_> = devices.iter().map(|d| format!("{}/{}/{}", d.driver, d.pool, d.device)).collect();
     let pod_uid = uid(&format!("pod/{namespace}/{pod}"));
     let claim_uid = uid(&format!("claim/{namespace}/{pod}/{}", names.join(",")));
@@ -152,6 +155,35 @@ fn compose(namespace: &str, pod: &str, devices: &[String]) -> Result<Objects, Cl
         }],
     };
     Ok(Objects { claims: vec![claim], pods: vec![request] })
+}
+
+const NAME_HINT: &str = "names of pods, claims and namespaces are lower-case letters, digits, '-' and '.'";
+
+/// Composes a pod whose container has claims of the local API. Its UID is derived from its name, as that of a pod with devices.
+fn compose_with(namespace: &str, pod: &str, claims: &[String]) -> Result<Objects, CliError> {
+    let named = |error: nodedock_model::NameError| CliError::usage(error.to_string(), NAME_HINT);
+    let pod_uid = uid(&format!("pod/{namespace}/{pod}"));
+    let namespace = ObjectName::new(namespace).map_err(named)?;
+    let pod = ObjectRef { namespace, name: ObjectName::new(pod).map_err(named)?, uid: pod_uid };
+    let names = claims.iter().map(ObjectName::new).collect::<Result<Vec<_>, _>>().map_err(named)?;
+    Ok(Objects { claims: Vec::new(), pods: vec![request_for(pod, names)] })
+}
+
+/// A pod of one container with all of these claims.
+pub(super) fn request_for(pod: ObjectRef, claims: Vec<ObjectName>) -> PodRequest {
+    let uses = |claim: &ObjectName| ContainerClaim { pod_claim_name: claim.to_string(), request: None };
+    let container = PodContainer {
+        name: CONTAINER.to_owned(),
+        claims: claims.iter().map(uses).collect(),
+        ..PodContainer::default()
+    };
+    let reference = |claim_name: ObjectName| ClaimReference {
+        pod_claim_name: claim_name.to_string(),
+        claim_name,
+        claim_uid: None,
+    };
+    let claims = claims.into_iter().map(reference).collect();
+    PodRequest { pod, pod_group: None, claims, containers: vec![container] }
 }
 
 /// Returns a name-based UUID (RFC 9562, version 5) in Nodedock's namespace.

@@ -2,6 +2,7 @@
 //!
 //! Only values, checked: a value that is missing and has no default is an error that names it.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -81,9 +82,9 @@ pub struct KubernetesConfig {
     pub slices: SliceSettings,
 }
 
-/// Why the flags and the config of a Kubernetes node cannot be used.
+/// Why the flags and the config of a Kubernetes node, or of the local API, cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum KubernetesError {
+pub enum SettingsError {
     #[error("--kubernetes needs the name of this node as the API server has it")]
     NoNodeName,
     #[error("{name:?} is not the name of a Kubernetes node: {rule}")]
@@ -94,11 +95,17 @@ pub enum KubernetesError {
     Pod(String),
     #[error("{0} has no effect without --kubernetes")]
     Stray(&'static str),
+    #[error("--local-api and --kubernetes exclude one another")]
+    LocalApiInCluster,
+    #[error("--local-api-listen has no effect without --local-api")]
+    ListensToNothing,
+    #[error("the local API listens on loopback addresses alone, and {0} is none")]
+    NotLoopback(SocketAddr),
     #[error("the path {path} has {length} bytes, and the system allows {max} for a socket", max = limit::SOCKET_PATH_BYTES_MAX)]
     TooLong { path: String, length: usize },
 }
 
-impl KubernetesError {
+impl SettingsError {
     /// What to do about it.
     pub fn hint(&self) -> &'static str {
         match self {
@@ -110,6 +117,11 @@ impl KubernetesError {
                 "in a pod, compose it from the fields metadata.namespace and metadata.name, or leave it out"
             }
             Self::Stray(_) => "add --kubernetes, or leave it out",
+            Self::LocalApiInCluster => {
+                "leave one out: a Kubernetes node has its claims from the cluster's API server"
+            }
+            Self::ListensToNothing => "add --local-api, or leave it out",
+            Self::NotLoopback(_) => "give an address such as 127.0.0.1:7443",
             Self::TooLong { .. } => {
                 "mount the kubelet's root directory under a shorter path, and name that with --kubelet-root"
             }
@@ -123,20 +135,20 @@ pub(super) fn resolve(
     section: &KubernetesSection,
     root: &Path,
     node_name: Option<&str>,
-) -> Result<Option<KubernetesConfig>, KubernetesError> {
+) -> Result<Option<KubernetesConfig>, SettingsError> {
     if !flags.enabled.or(section.enabled).unwrap_or(false) {
         return refuse_stray(&flags).map(|()| None);
     }
-    let name = node_name.ok_or(KubernetesError::NoNodeName)?;
+    let name = node_name.ok_or(SettingsError::NoNodeName)?;
     let node_name = ObjectName::new(name)
-        .map_err(|error| KubernetesError::NodeName { name: name.to_owned(), rule: error.to_string() })?;
+        .map_err(|error| SettingsError::NodeName { name: name.to_owned(), rule: error.to_string() })?;
     let kubelet_root = flags.kubelet_root.or_else(|| section.kubelet_root.clone());
     let kubelet_root = kubelet_root.unwrap_or_else(|| root.join("var/lib/kubelet"));
     if !kubelet_root.is_absolute() {
-        return Err(KubernetesError::KubeletRoot(kubelet_root));
+        return Err(SettingsError::KubeletRoot(kubelet_root));
     }
     check_lengths(&kubelet_root)?;
-    let own_pod = flags.pod.map(|pod| own_pod(&pod).ok_or(KubernetesError::Pod(pod))).transpose()?;
+    let own_pod = flags.pod.map(|pod| own_pod(&pod).ok_or(SettingsError::Pod(pod))).transpose()?;
     Ok(Some(KubernetesConfig {
         node_name,
         own_pod,
@@ -162,23 +174,23 @@ fn own_pod(text: &str) -> Option<(ObjectName, ObjectName)> {
     ObjectName::new(namespace).ok().zip(ObjectName::new(name).ok())
 }
 
-fn refuse_stray(flags: &KubernetesFlags) -> Result<(), KubernetesError> {
+fn refuse_stray(flags: &KubernetesFlags) -> Result<(), SettingsError> {
     match (&flags.kubelet_root, &flags.kubeconfig) {
-        (Some(_), _) => Err(KubernetesError::Stray("--kubelet-root")),
-        (None, Some(_)) => Err(KubernetesError::Stray("--kubeconfig")),
+        (Some(_), _) => Err(SettingsError::Stray("--kubelet-root")),
+        (None, Some(_)) => Err(SettingsError::Stray("--kubeconfig")),
         (None, None) => Ok(()),
     }
 }
 
 /// The shortest name of a registration socket has a hash of 22 letters instead of the driver's name; the name of the kubelet's own
 /// socket for device plugins is fixed.
-fn check_lengths(kubelet_root: &Path) -> Result<(), KubernetesError> {
+fn check_lengths(kubelet_root: &Path) -> Result<(), SettingsError> {
     let hashed = "plugins_registry/dra-0000000000000000000000-reg.sock";
     for below in [hashed, "device-plugins/kubelet.sock"] {
         let path = kubelet_root.join(below);
         let length = path.as_os_str().len();
         if length > limit::SOCKET_PATH_BYTES_MAX {
-            return Err(KubernetesError::TooLong { path: path.display().to_string(), length });
+            return Err(SettingsError::TooLong { path: path.display().to_string(), length });
         }
     }
     Ok(())
@@ -195,7 +207,7 @@ mod tests {
     fn of(
         flags: KubernetesFlags,
         section: &KubernetesSection,
-    ) -> Result<Option<KubernetesConfig>, KubernetesError> {
+    ) -> Result<Option<KubernetesConfig>, SettingsError> {
         resolve(flags, section, Path::new("/r"), Some("node-1"))
     }
 
@@ -251,16 +263,16 @@ mod tests {
     fn a_value_that_is_missing_or_has_no_effect_is_named() {
         let plain = KubernetesSection::default();
         let resolved = |flags, name| resolve(flags, &plain, Path::new("/r"), name).unwrap_err();
-        assert_eq!(resolved(on(), None), KubernetesError::NoNodeName);
+        assert_eq!(resolved(on(), None), SettingsError::NoNodeName);
         let bad = resolved(on(), Some("Node_1"));
         assert!(bad.to_string().contains("\"Node_1\"") && bad.hint().contains("--node-name"), "{bad}");
         let relative = KubernetesFlags { kubelet_root: Some("kubelet".into()), ..on() };
-        assert_eq!(resolved(relative, Some("n")), KubernetesError::KubeletRoot("kubelet".into()));
+        assert_eq!(resolved(relative, Some("n")), SettingsError::KubeletRoot("kubelet".into()));
         let stray = KubernetesFlags { kubeconfig: Some("/c".into()), ..KubernetesFlags::default() };
-        assert_eq!(resolved(stray, Some("n")), KubernetesError::Stray("--kubeconfig"));
+        assert_eq!(resolved(stray, Some("n")), SettingsError::Stray("--kubeconfig"));
         for pod in ["pod", "/pod", "ns/", "ns/pod/x", "Ns/pod"] {
             let flags = KubernetesFlags { pod: Some(pod.to_owned()), ..on() };
-            assert_eq!(resolved(flags, Some("n")), KubernetesError::Pod(pod.to_owned()));
+            assert_eq!(resolved(flags, Some("n")), SettingsError::Pod(pod.to_owned()));
         }
     }
 

@@ -4,9 +4,10 @@ use nodedock_proto::node::v1;
 
 use super::{consumer_message, missing, name, object_message, optional, problem};
 use nodedock_core::manager::claims::{ClaimView, RefusedClaim, ReleasePreview, ReleaseRequest, Retry};
+use nodedock_kube::local::{Excluded, NotAllocated};
 use nodedock_model::{
-    Caller, ClaimRecord, DriverName, DriverPart, KeptValue, Problem, PutBack, ReleaseRecord, Transition,
-    Untold,
+    Caller, ClaimRecord, DriverName, DriverPart, KeptValue, ObjectRef, Problem, PutBack, ReleaseRecord,
+    Transition, Untold,
 };
 
 pub(super) fn worst_problem(claim: &ClaimRecord) -> Option<v1::Problem> {
@@ -73,6 +74,22 @@ pub fn refused_claim(refused: &RefusedClaim) -> v1::RefusedClaim {
         attempts: refused.retry.attempts,
         at_ms: refused.at_ms,
         retry: Some(retry(refused.retry.retry)),
+    }
+}
+
+pub fn waiting_claim(id: &ObjectRef, why: &NotAllocated) -> v1::WaitingClaim {
+    let excluded = |excluded: &Excluded| v1::ExcludedDevice {
+        request: excluded.request.clone(),
+        driver: excluded.driver.clone(),
+        pool: excluded.pool.clone(),
+        device: excluded.device.clone(),
+        reason: excluded.reason.clone(),
+    };
+    v1::WaitingClaim {
+        id: Some(object_message(id)),
+        reason: why.message.clone(),
+        excluded: why.devices.iter().map(excluded).collect(),
+        more: why.more,
     }
 }
 

@@ -12,7 +12,7 @@ use nodedock_base::error::chain;
 
 /// Where a pod finds its service account.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
-const USER_AGENT_VALUE: &str = concat!("nodedock/", env!("CARGO_PKG_VERSION"));
+pub(super) const USER_AGENT_VALUE: &str = concat!("nodedock/", env!("CARGO_PKG_VERSION"));
 
 /// How the API server is found.
 #[derive(Debug, Clone, Default)]

@@ -57,6 +57,16 @@ pub enum ManifestError {
 }
 
 pub fn read(path: &Path) -> Result<Objects, ManifestError> {
+    parse(&text_of(path)?, &path.display().to_string())
+}
+
+/// Reads the documents of a file as they are.
+pub fn documents(path: &Path) -> Result<Vec<Value>, ManifestError> {
+    let documents = split(&text_of(path)?, &path.display().to_string())?;
+    Ok(documents.into_iter().filter(|document| !document.is_null()).collect())
+}
+
+fn text_of(path: &Path) -> Result<String, ManifestError> {
     let io = |source| ManifestError::Io { path: path.to_owned(), source };
     let mut text = String::new();
     let file = std::fs::File::open(path).map_err(io)?;
@@ -64,13 +74,17 @@ pub fn read(path: &Path) -> Result<Objects, ManifestError> {
     if text.len() as u64 > MANIFEST_BYTES_MAX {
         return Err(ManifestError::TooLarge(path.to_owned()));
     }
-    parse(&text, &path.display().to_string())
+    Ok(text)
+}
+
+fn split(text: &str, name: &str) -> Result<Vec<Value>, ManifestError> {
+    let syntax = |error| ManifestError::Syntax(name.to_owned(), Box::new(error));
+    serde_saphyr::from_multiple(text).map_err(syntax)
 }
 
 /// Parses a text with one or several documents. `name` is for errors.
 pub fn parse(text: &str, name: &str) -> Result<Objects, ManifestError> {
-    let syntax = |error| ManifestError::Syntax(name.to_owned(), Box::new(error));
-    let documents: Vec<Value> = serde_saphyr::from_multiple(text).map_err(syntax)?;
+    let documents = split(text, name)?;
     let mut objects = Objects::default();
     for (index, document) in documents.into_iter().enumerate() {
         take(document, index + 1, &mut objects)?;

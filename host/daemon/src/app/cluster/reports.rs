@@ -43,7 +43,7 @@ pub(super) async fn report_prepared(
 
 /// Reports to the writer of statuses what drivers report of claims' devices, and `early` what is known of claims for which a scheduler
 /// waits, until the tasks stop.
-pub(super) async fn report_statuses(
+pub(in crate::app) async fn report_statuses(
     claims: Arc<Manager>,
     pools: NodePools,
     mut early: watch::Receiver<Reported>,

@@ -1,0 +1,138 @@
+//! Processes that something belongs to until they end, also over restarts of the daemon.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
+
+use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
+use serde::{Deserialize, Serialize};
+use tokio::io::unix::AsyncFd;
+
+/// Field of `/proc/PID/stat` with the start of the process, in clock ticks since the boot: the 22nd, and the first after the command's name
+/// is the third (proc_pid_stat(5)).
+const START_AFTER_NAME: usize = 22 - 3;
+
+/// A process, which no other one is taken for: its number may be given again, its start may not.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Process {
+    pub pid: i32,
+    /// Clock ticks since the boot.
+    pub start: u64,
+    pub boot_id: String,
+    /// Inode of the namespace that the number belongs to.
+    pub pid_namespace: u64,
+}
+
+/// Why the end of a process is not known.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    #[error("process {0} is in another PID namespace than this one: its end cannot be seen here")]
+    OtherNamespace(i32),
+    #[error("look at process {pid}")]
+    Io { pid: i32, source: io::Error },
+}
+
+fn boot_id() -> io::Result<String> {
+    Ok(std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+}
+
+fn own_namespace() -> io::Result<u64> {
+    Ok(std::fs::metadata("/proc/self/ns/pid")?.ino())
+}
+
+/// `None`: there is no such process, or it has ended and its parent has not noticed.
+fn start_of(pid: i32) -> io::Result<Option<u64>> {
+    let stat = match std::fs::read_to_string(format!("/proc/{pid}/stat")) {
+        Ok(stat) => stat,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    // The name may have spaces and parentheses.
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let mut fields = fields.split_ascii_whitespace();
+    if fields.clone().next() == Some("Z") {
+        return Ok(None);
+    }
+    let start = fields.nth(START_AFTER_NAME).and_then(|start| start.parse().ok());
+    start.map(Some).ok_or_else(|| io::Error::other("its stat has no start"))
+}
+
+impl Process {
+    /// This process.
+    ///
+    /// # Errors
+    ///
+    /// `/proc` is not there.
+    pub fn this() -> io::Result<Self> {
+        let pid = getpid().as_raw_nonzero().get();
+        let start = start_of(pid)?.ok_or_else(|| io::Error::other("/proc does not have this process"))?;
+        Ok(Self { pid, start, boot_id: boot_id()?, pid_namespace: own_namespace()? })
+    }
+
+    /// Resolves when the process has ended.
+    ///
+    /// # Errors
+    ///
+    /// Its end cannot be seen from here.
+    pub async fn ended(&self) -> Result<(), ProcessError> {
+        let failed = |source| ProcessError::Io { pid: self.pid, source };
+        if self.boot_id != boot_id().map_err(failed)? {
+            return Ok(());
+        }
+        if self.pid_namespace != own_namespace().map_err(failed)? {
+            return Err(ProcessError::OtherNamespace(self.pid));
+        }
+        let Some(pid) = Pid::from_raw(self.pid) else { return Ok(()) };
+        let descriptor: OwnedFd = match pidfd_open(pid, PidfdFlags::NONBLOCK) {
+            Ok(descriptor) => descriptor,
+            Err(rustix::io::Errno::SRCH) => return Ok(()),
+            Err(error) => return Err(failed(error.into())),
+        };
+        // The descriptor is open by now: if the start is right, it is the process and not a later one.
+        if start_of(self.pid).map_err(failed)? != Some(self.start) {
+            return Ok(());
+        }
+        // SAFETY: an `OwnedFd` is open, and the same one, until it is dropped, which the `AsyncFd` does.
+        let descriptor = unsafe { AsyncFd::register(descriptor) }.map_err(|error| failed(error.into()))?;
+        // It becomes readable once, and is not read.
+        descriptor.readable().await.map_err(failed)?.retain_ready();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use futures::FutureExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_end_of_a_process_is_noticed_and_another_with_its_number_is_not_taken_for_it() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let this = Process::this().unwrap();
+        let process = Process { pid, start: start_of(pid).unwrap().unwrap(), ..this.clone() };
+        let text = serde_json::to_string(&process).unwrap();
+        assert_eq!(serde_json::from_str::<Process>(&text).unwrap(), process);
+        assert!(process.ended().now_or_never().is_none(), "it runs");
+        let (earlier, rebooted) = (
+            Process { start: process.start - 1, ..process.clone() },
+            Process { boot_id: "other".into(), ..process.clone() },
+        );
+        assert!(earlier.ended().now_or_never().unwrap().is_ok());
+        assert!(rebooted.ended().now_or_never().unwrap().is_ok());
+        let elsewhere = Process { pid_namespace: 1, ..process.clone() };
+        assert!(matches!(elsewhere.ended().await, Err(ProcessError::OtherNamespace(_))));
+        drop(child.stdin.take());
+        process.ended().await.unwrap();
+        child.wait().unwrap();
+        process.ended().await.unwrap();
+        assert!(this.ended().now_or_never().is_none());
+    }
+}

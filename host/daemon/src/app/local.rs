@@ -1,0 +1,320 @@
+//! A machine without a cluster: the local API on the checkpoint, its claims, and the slices of the drivers.
+//!
+//! The parts that speak to the API server of a cluster speak to this one: it is in the process, so they have no connection.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use async_trait::async_trait;
+use futures::future::BoxFuture;
+use nodedock_apiserver::{
+    Cause, Change as ObjectChange, Check, Identity, Loaded, ObjectKey, Options, Server, Storage,
+    StorageError, serve_tls, serve_unix,
+};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::cluster::report_statuses;
+use crate::admin::AtStart;
+use crate::config::{LocalApiConfig, Paths};
+use nodedock_base::changes::Changes;
+use nodedock_base::conditions::Conditions;
+use nodedock_base::error::chain;
+use nodedock_base::file;
+use nodedock_base::request;
+use nodedock_base::tasks::Tasks;
+use nodedock_core::checkpoint::{Change, Checkpoint};
+use nodedock_core::manager::Manager;
+use nodedock_core::manager::claims::PodSelector;
+use nodedock_core::registry::Registry;
+use nodedock_kube::client::KubeClient;
+use nodedock_kube::extended_resources::{ExtendedResources, Mechanism};
+use nodedock_kube::facts::Facts;
+use nodedock_kube::local::{LocalClaims, LocalParts, NodeUse, PreparedClaims, ensure_node};
+use nodedock_kube::pools::{NodePools, PoolNames};
+use nodedock_kube::slices::{self, SliceParts, SliceReport, SliceSettings};
+use nodedock_kube::status::Statuses;
+use nodedock_kube::taints::DeviceTaints;
+use nodedock_model::{ApiObject, DELETED_REVISION_KEY, DriverName, Problem, Uid, limit};
+
+/// The local API, before the claim manager is there to use it.
+pub(super) struct LocalApi {
+    config: LocalApiConfig,
+    server: Server,
+    client: KubeClient,
+    pools: NodePools,
+    pub(super) claims: LocalClaims,
+}
+
+/// What the services of the local API are built of.
+pub(super) struct Parts<'a> {
+    pub(super) paths: &'a Paths,
+    pub(super) manager: Arc<Manager>,
+    pub(super) registry: Registry,
+    pub(super) changes: Changes,
+    pub(super) conditions: Conditions,
+    pub(super) at_start: Arc<AtStart>,
+    pub(super) tasks: Tasks,
+}
+
+/// Where the API listens.
+pub(super) struct Listeners {
+    pub(super) socket: UnixListener,
+    pub(super) address: Option<TcpListener>,
+}
+
+/// What clients on the address know the API by, as it is kept in a file that the daemon's user alone can read.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct KeptIdentity {
+    certificate: String,
+    key: String,
+    token: String,
+    /// Where the daemon listened last. None: it never did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) address: Option<SocketAddr>,
+}
+
+impl KeptIdentity {
+    /// None: there is none yet.
+    pub(crate) fn read(path: &Path) -> Result<Option<Self>> {
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error).with_context(|| format!("read {}", path.display())),
+        };
+        let read = serde_json::from_str(&text);
+        read.map(Some).with_context(|| format!("{} is no identity of the local API", path.display()))
+    }
+
+    pub(crate) fn identity(&self) -> Identity {
+        Identity {
+            certificate_pem: self.certificate.clone(),
+            key_pem: self.key.clone(),
+            token: self.token.clone(),
+        }
+    }
+
+    /// The identity that is kept, or a new one, with the address of this start.
+    fn open(path: &Path, address: SocketAddr) -> Result<Identity> {
+        let kept = match Self::read(path)? {
+            Some(kept) => kept,
+            None => {
+                let Identity { certificate_pem, key_pem, token } =
+                    Identity::generate().context("make an identity of the local API")?;
+                Self { certificate: certificate_pem, key: key_pem, token, address: None }
+            }
+        };
+        let identity = kept.identity();
+        let text = serde_json::to_vec_pretty(&Self { address: Some(address), ..kept });
+        let written = text.map_err(std::io::Error::from).and_then(|text| file::replace(path, &text));
+        written.with_context(|| format!("write {}", path.display()))?;
+        Ok(identity)
+    }
+}
+
+/// The objects in the checkpoint.
+struct ObjectStorage {
+    checkpoint: Checkpoint,
+    uids: Mutex<BTreeMap<ObjectKey, Uid>>,
+}
+
+impl ObjectStorage {
+    fn stored(&self, change: &ObjectChange) -> Result<Vec<Change>, String> {
+        let before = self.uids.lock().get(&change.key).cloned();
+        let mut changes = Vec::new();
+        let Some(object) = &change.object else {
+            let revision = Arc::new(json!({ "resourceVersion": change.revision }));
+            let key = Uid::new(DELETED_REVISION_KEY).map_err(|error| error.to_string())?;
+            let deleted = ApiObject { uid: key, resource: String::new(), object: revision };
+            changes.push(Change::PutObject(Arc::new(deleted)));
+            changes.extend(before.map(Change::DeleteObject));
+            return Ok(changes);
+        };
+        let uid = uid_of(object)?;
+        changes.extend(before.filter(|before| *before != uid).map(Change::DeleteObject));
+        let resource = change.key.resource.to_owned();
+        changes.push(Change::PutObject(Arc::new(ApiObject { uid, resource, object: object.clone() })));
+        Ok(changes)
+    }
+
+    fn note(&self, change: &ObjectChange) {
+        let mut uids = self.uids.lock();
+        match change.object.as_ref().and_then(|object| uid_of(object).ok()) {
+            Some(uid) => drop(uids.insert(change.key.clone(), uid)),
+            None => drop(uids.remove(&change.key)),
+        }
+    }
+}
+
+fn uid_of(object: &serde_json::Value) -> Result<Uid, String> {
+    Uid::new(object["metadata"]["uid"].as_str().unwrap_or_default()).map_err(|error| error.to_string())
+}
+
+impl Storage for ObjectStorage {
+    fn commit(&self, changes: Vec<ObjectChange>) -> BoxFuture<'_, Result<(), StorageError>> {
+        Box::pin(async move {
+            let failed = |source: Box<dyn std::error::Error + Send + Sync>| StorageError {
+                changes: changes.len(),
+                source,
+            };
+            let mut records = Vec::with_capacity(changes.len());
+            for change in &changes {
+                records.extend(self.stored(change).map_err(|why| failed(why.into()))?);
+            }
+            self.checkpoint.commit(records).await.map_err(|error| failed(error.into()))?;
+            changes.iter().for_each(|change| self.note(change));
+            Ok(())
+        })
+    }
+}
+
+impl LocalApi {
+    /// Opens the API with the objects of the checkpoint, and makes the object of this node.
+    pub(super) async fn open(
+        config: LocalApiConfig,
+        checkpoint: Checkpoint,
+        objects: Vec<ApiObject>,
+        registry: Registry,
+    ) -> Result<Self> {
+        let (mut loaded, mut uids) = (Loaded::default(), BTreeMap::new());
+        for ApiObject { uid, resource, object } in objects {
+            if uid.as_str() == DELETED_REVISION_KEY {
+                loaded.revision = object["resourceVersion"].as_u64().unwrap_or_default();
+                continue;
+            }
+            let Some(served) = nodedock_apiserver::resource(&resource) else {
+                tracing::warn!(resource, %uid, "an object of a kind that this release does not serve stays in the checkpoint");
+                continue;
+            };
+            let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
+            let key = ObjectKey { resource: served.plural, namespace: text("namespace"), name: text("name") };
+            uids.insert(key, uid);
+            loaded.objects.push(Arc::unwrap_or_clone(object));
+        }
+        let storage = Arc::new(ObjectStorage { checkpoint, uids: Mutex::new(uids) });
+        let server = Server::open(Options::default(), storage, loaded).await.context("open the local API")?;
+        let in_process = server.clone();
+        let client = KubeClient::in_process(tower::service_fn(move |request| {
+            let server = in_process.clone();
+            async move { Ok::<_, tower::BoxError>(server.handle(request).await) }
+        }));
+        let made = ensure_node(&client, &config.node).await;
+        made.with_context(|| format!("make the node {} of the local API", config.node))?;
+        let pools = NodePools { names: PoolNames { node: config.node.clone() }, registry };
+        let claims = LocalClaims::new(client.clone(), pools.clone());
+        Ok(Self { config, server, client, pools, claims })
+    }
+
+    /// Serves the API and does for its claims what a cluster would, until the tasks stop.
+    pub(super) fn start(self, parts: Parts<'_>, listeners: Listeners) -> Result<DeviceTaints> {
+        let tasks = parts.tasks.clone();
+        self.serve(parts.paths, &tasks, listeners)?;
+        let node = self.config.node.clone();
+        let facts = Facts::start(&tasks, &self.client, node.clone(), parts.conditions.clone());
+        let statuses = Statuses::start(&tasks, &self.client, parts.conditions.clone(), limit::STATUSES_MAX);
+        let reports = report_statuses(
+            parts.manager.clone(),
+            self.pools.clone(),
+            watch::channel(BTreeMap::new()).1,
+            statuses,
+            tasks.clone(),
+        );
+        tasks.spawn("status-feed", reports);
+        let settled = parts.at_start.settled(parts.registry.clone(), &parts.changes, &tasks);
+        let report = SliceReport::default();
+        let slice_parts = SliceParts {
+            kube: self.client.clone(),
+            turns: Arc::new(Semaphore::new(1)),
+            drivers: slices::watch_drivers(parts.registry.clone(), &parts.changes, settled, &tasks),
+            node: facts,
+            names: self.pools.names.clone(),
+            on_unhealthy: Arc::new(|_| {}),
+            settings: SliceSettings::default(),
+            failed: watch::channel(slices::FailedDevices::default()).1,
+            // There is no kubelet whose device manager could have them.
+            extended_resources: ExtendedResources::fixed(Mechanism::Dra),
+            conditions: parts.conditions.clone(),
+            report: report.clone(),
+            tasks: tasks.clone(),
+        };
+        slices::start(slice_parts, slices::watch_slices(&self.client, &self.config.node));
+        let taints =
+            DeviceTaints::start(&tasks, &self.client, parts.changes.clone(), report, self.pools.clone());
+        let prepared = Arc::new(Prepared { manager: parts.manager, pools: self.pools.clone() });
+        let local = LocalParts { client: self.client, node, changes: parts.changes, tasks };
+        self.claims.start(local, prepared);
+        Ok(taints)
+    }
+
+    fn serve(&self, paths: &Paths, tasks: &Tasks, listeners: Listeners) -> Result<()> {
+        let server = self.server.with_check(of_others(self.pools.registry.clone()));
+        let stop = CancellationToken::new();
+        let (stopped, end) = (tasks.stopped(), stop.clone());
+        tasks.spawn("local-api-end", async move {
+            stopped.await;
+            end.cancel();
+        });
+        if let Some(listener) = listeners.address {
+            let address = listener.local_addr().context("read the address of the local API")?;
+            if !address.ip().is_loopback() {
+                bail!("the local API listens on loopback addresses alone, and {address} is none");
+            }
+            let identity = KeptIdentity::open(&paths.api_identity, address)?;
+            let (server, stop) = (server.clone(), stop.clone());
+            tasks.spawn("local-api-address", async move {
+                if let Err(error) = serve_tls(server, listener, &identity, stop).await {
+                    tracing::error!(error = chain(&error), %address, "the local API is not served on its address");
+                }
+            });
+            tracing::info!(%address, "the local API listens");
+        }
+        tasks.spawn("local-api", serve_unix(server, listeners.socket, stop));
+        Ok(())
+    }
+}
+
+/// Refuses slices of drivers whose slices the daemon publishes: another program that wrote them would give away devices that are not there.
+fn of_others(registry: Registry) -> Check {
+    Arc::new(move |route, slice, _| {
+        if route.resource.plural != "resourceslices" {
+            return Vec::new();
+        }
+        let name = slice["spec"]["driver"].as_str().unwrap_or_default();
+        let driver = DriverName::new(name).ok().filter(|driver| registry.kind(driver).is_some());
+        let published = driver.filter(|driver| !registry.publishes_itself(driver));
+        let why = "the slices of this driver are published by the daemon that runs it";
+        published.map(|_| Cause::forbidden("spec.driver", why)).into_iter().collect()
+    })
+}
+
+/// The claims of the manager, as the local API's need them.
+struct Prepared {
+    manager: Arc<Manager>,
+    pools: NodePools,
+}
+
+#[async_trait]
+impl PreparedClaims for Prepared {
+    fn node_use(&self) -> NodeUse {
+        NodeUse::of(&self.manager.claims(), &self.pools)
+    }
+
+    async fn unprepare_users(&self, claim: &str) -> Result<(), Problem> {
+        let record = self.manager.claims().into_iter().find(|record| record.id.uid.as_str() == claim);
+        for pod in record.iter().flat_map(|record| record.pods.keys()) {
+            let outcomes =
+                self.manager.unprepare_pod(PodSelector::Uid(pod.clone()), request::new_id()).await?;
+            let failed =
+                outcomes.into_iter().flat_map(|outcome| outcome.claims).find_map(|claim| claim.end.err());
+            failed.map_or(Ok(()), Err)?;
+        }
+        Ok(())
+    }
+}

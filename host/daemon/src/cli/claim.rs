@@ -1,0 +1,313 @@
+//! `nodedock claim`: claims of the local API.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+use nodedock_kube::local_client::LocalClient;
+use nodedock_proto::node::v1;
+use serde_json::Value;
+use tokio::time::timeout;
+
+use super::local_api::{connect, devices, text};
+use super::output::{Format, Row, join, joined, print, print_text, table};
+use super::{CliError, Location, explain, names};
+use nodedock_core::manager::claims::manifest;
+
+#[derive(Subcommand)]
+pub(super) enum ClaimCommand {
+    /// Make claims, and wait until they are allocated
+    Create(CreateArgs),
+    /// Show claims, and the devices that they have
+    Get(GetArgs),
+    /// Show a claim: its requests, its devices and consumers, or why it has no devices
+    Describe(NameArgs),
+    /// Delete claims; one that is in use goes when its last pod is unprepared
+    Delete(DeleteArgs),
+}
+
+#[derive(Args)]
+pub(super) struct CreateArgs {
+    /// ResourceClaims, ResourceClaimTemplates, DeviceClasses, Pods and Namespaces as Kubernetes YAML or JSON; may be given several times
+    #[arg(short, long, value_name = "FILE", required = true)]
+    filename: Vec<PathBuf>,
+    /// Namespace of what names none
+    #[arg(short, long, value_name = "NAME", default_value = "default")]
+    namespace: String,
+    /// Seconds to wait for the devices of a claim; 0: not at all
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    timeout: u64,
+}
+
+#[derive(Args)]
+pub(super) struct GetArgs {
+    /// Only this one
+    name: Option<String>,
+    #[arg(short, long, value_name = "NAME", default_value = "default")]
+    namespace: String,
+    /// Of all namespaces
+    #[arg(short = 'A', long, conflicts_with = "name")]
+    all_namespaces: bool,
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Format,
+}
+
+#[derive(Args)]
+pub(super) struct NameArgs {
+    /// NAME or NAMESPACE/NAME
+    #[arg(required_unless_present = "filename", conflicts_with = "filename")]
+    name: Option<String>,
+    /// The claims of this file
+    #[arg(short, long, value_name = "FILE")]
+    filename: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub(super) struct DeleteArgs {
+    #[command(flatten)]
+    names: NameArgs,
+    /// Seconds to wait until they are gone; 0: not at all
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    timeout: u64,
+}
+
+pub(super) async fn run(location: &Location, command: ClaimCommand) -> Result<()> {
+    let client = connect(location).await?;
+    match command {
+        ClaimCommand::Create(args) => create(location, &client, args).await,
+        ClaimCommand::Get(args) => get(&client, args).await,
+        ClaimCommand::Describe(args) => describe(location, &client, &args).await,
+        ClaimCommand::Delete(args) => delete(&client, &args).await,
+    }
+}
+
+fn of(object: &Value) -> String {
+    let (namespace, name) = (text(object, "/metadata/namespace"), text(object, "/metadata/name"));
+    if namespace.is_empty() { name.to_owned() } else { format!("{namespace}/{name}") }
+}
+
+async fn create(location: &Location, client: &LocalClient, args: CreateArgs) -> Result<()> {
+    let mut claims = Vec::new();
+    for file in &args.filename {
+        let documents = manifest::documents(file).with_context(|| format!("read {}", file.display()))?;
+        for (index, document) in documents.iter().enumerate() {
+            let made = client.create(document, &args.namespace).await;
+            let made = made.with_context(|| format!("{}, object {}", file.display(), index + 1))?;
+            let kind = text(document, "/kind").to_lowercase();
+            if kind == "resourceclaim" {
+                claims.push(made);
+            } else {
+                print_text(&format!("{kind} {} created", of(&made)))?;
+            }
+        }
+    }
+    let mut is_done = true;
+    for claim in claims {
+        let (namespace, name) = (text(&claim, "/metadata/namespace"), text(&claim, "/metadata/name"));
+        if args.timeout == 0 {
+            print_text(&format!("claim {} created", of(&claim)))?;
+            continue;
+        }
+        let allocated =
+            timeout(Duration::from_secs(args.timeout), client.until_allocated(namespace, name)).await;
+        match allocated {
+            Ok(Some(claim)) => {
+                print_text(&format!("claim {} allocated: {}", of(&claim), joined(devices(&claim))))?;
+            }
+            Ok(None) => {
+                is_done = false;
+                eprintln!("error: claim {} was deleted before it had devices", of(&claim));
+            }
+            Err(_) => {
+                is_done = false;
+                let why = waiting(location, &of(&claim)).await?;
+                let why = why.map_or_else(|| "it was not decided in time".to_owned(), |why| why.reason);
+                eprintln!("error: claim {} waits for devices: {why}", of(&claim));
+                eprintln!("hint: it stays and gets them when it can; nodedock explain claim {}", of(&claim));
+            }
+        }
+    }
+    CliError::unless_done(is_done)
+}
+
+/// Why a claim is not allocated.
+pub(super) async fn waiting(location: &Location, name: &str) -> Result<Option<v1::WaitingClaim>> {
+    let mut client = super::client::connect(location).await?;
+    let answer = client.list_claims(names::claims(name, true)).await?.into_inner();
+    Ok(answer.waiting.into_iter().next())
+}
+
+/// A claim, as a row.
+struct ClaimRow(Value);
+
+impl ClaimRow {
+    fn state(&self) -> &'static str {
+        let Self(claim) = self;
+        let is = |pointer: &str| claim.pointer(pointer).is_some_and(|value| !value.is_null());
+        let consumers = claim.pointer("/status/reservedFor").and_then(Value::as_array);
+        match (is("/metadata/deletionTimestamp"), is("/status/allocation"), consumers) {
+            (true, ..) => "deleted",
+            (false, false, _) => "pending",
+            (false, true, Some(consumers)) if !consumers.is_empty() => "allocated,reserved",
+            (false, true, _) => "allocated",
+        }
+    }
+}
+
+impl Row for ClaimRow {
+    const COLUMNS: &'static [super::output::Column<Self>] = &[
+        ("NAMESPACE", |row| text(&row.0, "/metadata/namespace").to_owned()),
+        ("NAME", |row| text(&row.0, "/metadata/name").to_owned()),
+        ("STATE", |row| row.state().to_owned()),
+        ("DEVICES", |row| joined(devices(&row.0))),
+        ("CONSUMERS", |row| joined(consumers(&row.0))),
+        ("CREATED", |row| text(&row.0, "/metadata/creationTimestamp").to_owned()),
+    ];
+    const NARROW: usize = 4;
+}
+
+fn consumers(claim: &Value) -> Vec<String> {
+    let consumers = claim.pointer("/status/reservedFor").and_then(Value::as_array);
+    let name = |consumer: &Value| format!("{}/{}", text(consumer, "/resource"), text(consumer, "/name"));
+    consumers.into_iter().flatten().map(name).collect()
+}
+
+async fn get(client: &LocalClient, args: GetArgs) -> Result<()> {
+    let claims = match &args.name {
+        Some(name) => {
+            let claim = client.claim(&args.namespace, name).await?;
+            vec![claim.ok_or_else(|| missing(&format!("{}/{name}", args.namespace)))?]
+        }
+        None => client.claims((!args.all_namespaces).then_some(args.namespace.as_str())).await?,
+    };
+    match (args.name.is_some(), claims.as_slice()) {
+        (true, [claim]) => print(args.output, claim, || rows(args.output, &claims)),
+        _ => print(args.output, &claims, || rows(args.output, &claims)),
+    }
+}
+
+fn rows(format: Format, claims: &[Value]) -> String {
+    table(format, &claims.iter().cloned().map(ClaimRow).collect::<Vec<_>>(), "no claims")
+}
+
+fn missing(name: &str) -> anyhow::Error {
+    anyhow::anyhow!("there is no claim {name:?} in the local API; `nodedock claim get -A` lists them")
+}
+
+/// Names of claims, as NAMESPACE and NAME: the one that is given, or those of a file.
+fn named(args: &NameArgs) -> Result<Vec<(String, String)>> {
+    let one = args.name.as_deref().map(|name| {
+        let v1::ObjectRef { namespace, name, .. } = names::object(name);
+        vec![(namespace, name)]
+    });
+    match (one, &args.filename) {
+        (Some(one), _) => Ok(one),
+        (None, Some(file)) => claims_of(file),
+        (None, None) => Ok(Vec::new()),
+    }
+}
+
+fn claims_of(file: &Path) -> Result<Vec<(String, String)>> {
+    let documents = manifest::documents(file).with_context(|| format!("read {}", file.display()))?;
+    let claims = documents.iter().filter(|document| text(document, "/kind") == "ResourceClaim");
+    let name = |claim: &Value| {
+        let namespace = Some(text(claim, "/metadata/namespace")).filter(|name| !name.is_empty());
+        (namespace.unwrap_or("default").to_owned(), text(claim, "/metadata/name").to_owned())
+    };
+    let claims: Vec<_> = claims.map(name).collect();
+    if claims.is_empty() {
+        anyhow::bail!("there is no ResourceClaim in {}", file.display());
+    }
+    Ok(claims)
+}
+
+async fn describe(location: &Location, client: &LocalClient, args: &NameArgs) -> Result<()> {
+    for (namespace, name) in named(args)? {
+        let whole = format!("{namespace}/{name}");
+        let claim = client.claim(&namespace, &name).await?.ok_or_else(|| missing(&whole))?;
+        let row = ClaimRow(claim);
+        let mut lines = vec![format!("claim {whole} is {}", row.state())];
+        let requests = row.0.pointer("/spec/devices/requests").and_then(Value::as_array);
+        lines.extend(requests.into_iter().flatten().map(request_line));
+        let results = row.0.pointer("/status/allocation/devices/results").and_then(Value::as_array);
+        let results = results.into_iter().flatten().zip(devices(&row.0));
+        lines.extend(
+            results.map(|(result, device)| format!("  request {} has {device}", text(result, "/request"))),
+        );
+        lines.extend(consumers(&row.0).into_iter().map(|consumer| format!("  reserved for {consumer}")));
+        if let Some(waiting) = waiting(location, &whole).await? {
+            lines.extend(explain::waiting_lines(&waiting));
+        }
+        print_text(&join(lines))?;
+    }
+    Ok(())
+}
+
+fn request_line(request: &Value) -> String {
+    let of = |request: &Value| {
+        let count = match text(request, "/allocationMode") {
+            "All" => "all".to_owned(),
+            _ => request["count"].as_u64().unwrap_or(1).to_string(),
+        };
+        let selectors = request["selectors"].as_array().into_iter().flatten();
+        let selectors: Vec<_> =
+            selectors.map(|selector| text(selector, "/cel/expression").to_owned()).collect();
+        let of_class = format!("{count} of class {}", text(request, "/deviceClassName"));
+        if selectors.is_empty() { of_class } else { format!("{of_class} with {}", selectors.join(" && ")) }
+    };
+    let wanted = match request["firstAvailable"].as_array() {
+        Some(alternatives) => alternatives.iter().map(of).collect::<Vec<_>>().join(", or "),
+        None => of(&request["exactly"]),
+    };
+    format!("  request {}: {wanted}", text(request, "/name"))
+}
+
+async fn delete(client: &LocalClient, args: &DeleteArgs) -> Result<()> {
+    let mut is_done = true;
+    for (namespace, name) in named(&args.names)? {
+        let whole = format!("{namespace}/{name}");
+        let claim = client.claim(&namespace, &name).await?.ok_or_else(|| missing(&whole))?;
+        let uid = text(&claim, "/metadata/uid").to_owned();
+        client.delete_claim(&namespace, &name, Some(&uid)).await?;
+        let most = Duration::from_secs(args.timeout);
+        if args.timeout == 0 || client.until_gone(&namespace, &name, &uid, most).await {
+            print_text(&format!("claim {whole} deleted"))?;
+        } else {
+            is_done = false;
+            eprintln!("error: claim {whole} is in use: it goes when its last pod is unprepared");
+        }
+    }
+    CliError::unless_done(is_done)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_claim_is_a_row_with_its_state_and_devices() {
+        let claim = |status: Value| {
+            ClaimRow(json!({ "metadata": { "namespace": "default", "name": "one" }, "status": status }))
+        };
+        let cells = |row: ClaimRow| ClaimRow::COLUMNS.iter().map(|(_, cell)| cell(&row)).collect::<Vec<_>>();
+        assert_eq!(cells(claim(json!({}))), ["default", "one", "pending", "", "", ""]);
+        let results = json!([{ "request": "r", "driver": "d", "pool": "n/p", "device": "x" }]);
+        let allocated = json!({ "allocation": { "devices": { "results": results } },
+            "reservedFor": [{ "resource": "pods", "name": "web", "uid": "u" }] });
+        let expected = ["default", "one", "allocated,reserved", "d/n/p/x", "pods/web", ""];
+        assert_eq!(cells(claim(allocated)), expected);
+    }
+
+    #[test]
+    fn a_request_says_what_it_wants() {
+        let exact = json!({ "name": "r", "exactly": { "deviceClassName": "gpu", "count": 2,
+            "selectors": [{ "cel": { "expression": "true" } }] } });
+        assert_eq!(request_line(&exact), "  request r: 2 of class gpu with true");
+        let either = json!({ "name": "r", "firstAvailable": [
+            { "name": "a", "deviceClassName": "gpu", "allocationMode": "All" }, { "name": "b", "deviceClassName": "cpu" }] });
+        assert_eq!(request_line(&either), "  request r: all of class gpu, or 1 of class cpu");
+    }
+}

@@ -1,0 +1,100 @@
+//! Configuration of the local API: claims, classes and slices on a machine without a cluster.
+
+use std::net::SocketAddr;
+
+use serde::Deserialize;
+
+use super::{SettingsError, values};
+use nodedock_model::ObjectName;
+
+/// The section of the config file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct LocalApiSection {
+    /// Whether the API is served on a Unix socket; not unless set.
+    pub enabled: Option<bool>,
+    /// Loopback address and port on which it is served besides, with TLS and a token; none unless set.
+    #[serde(deserialize_with = "values::address")]
+    pub listen: Option<SocketAddr>,
+}
+
+/// Flags and environment variables, which win over the section.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct LocalApiFlags {
+    /// Serve resource.k8s.io/v1 on ROOT/run/nodedock/api.sock, and allocate devices to its claims: for a machine without a cluster
+    #[arg(id = "local-api", long = "local-api", env = "NODEDOCK_LOCAL_API", value_name = "BOOL", num_args = 0..=1, require_equals = true,
+        default_missing_value = "true", value_parser = clap::builder::BoolishValueParser::new())]
+    pub enabled: Option<bool>,
+    /// Serve it also on this loopback address, with TLS and a token (`nodedock kubeconfig`), for kubectl and native drivers
+    #[arg(long, value_name = "ADDRESS:PORT", env = "NODEDOCK_LOCAL_API_LISTEN")]
+    pub local_api_listen: Option<SocketAddr>,
+}
+
+/// The local API of a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocalApiConfig {
+    /// Name of the Node object.
+    pub node: ObjectName,
+    pub listen: Option<SocketAddr>,
+}
+
+/// Puts flags and file together. None: there is no local API. `node_name`: of the flags, the file or the host.
+pub(super) fn resolve(
+    flags: &LocalApiFlags,
+    section: &LocalApiSection,
+    node_name: &str,
+    is_kubernetes: bool,
+) -> Result<Option<LocalApiConfig>, SettingsError> {
+    let listen = flags.local_api_listen.or(section.listen);
+    if !flags.enabled.or(section.enabled).unwrap_or(false) {
+        return match flags.local_api_listen {
+            Some(_) => Err(SettingsError::ListensToNothing),
+            None => Ok(None),
+        };
+    }
+    if is_kubernetes {
+        return Err(SettingsError::LocalApiInCluster);
+    }
+    if let Some(address) = listen.filter(|address| !address.ip().is_loopback()) {
+        return Err(SettingsError::NotLoopback(address));
+    }
+    // Names of hosts may have upper-case letters, those of nodes may not.
+    let name = node_name.to_lowercase();
+    let node = ObjectName::new(&name)
+        .map_err(|error| SettingsError::NodeName { name: name.clone(), rule: error.to_string() })?;
+    Ok(Some(LocalApiConfig { node, listen }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn on(listen: Option<&str>) -> LocalApiFlags {
+        let local_api_listen = listen.map(|address| address.parse().unwrap());
+        LocalApiFlags { enabled: Some(true), local_api_listen }
+    }
+
+    #[test]
+    fn it_is_off_unless_asked_for_and_flags_win() {
+        let section = LocalApiSection { enabled: Some(true), listen: "127.0.0.1:1".parse().ok() };
+        let off = LocalApiFlags { enabled: Some(false), ..LocalApiFlags::default() };
+        assert_eq!(resolve(&LocalApiFlags::default(), &LocalApiSection::default(), "n", false), Ok(None));
+        assert_eq!(resolve(&off, &section, "n", false), Ok(None));
+        let found = resolve(&on(Some("[::1]:2")), &section, "Host", false).unwrap().unwrap();
+        assert_eq!((found.node.as_str(), found.listen), ("host", "[::1]:2".parse().ok()));
+        let found = resolve(&LocalApiFlags::default(), &section, "n", false).unwrap().unwrap();
+        assert_eq!(found.listen, section.listen);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        let section = LocalApiSection::default();
+        let refused = |flags, node, in_cluster| resolve(&flags, &section, node, in_cluster).unwrap_err();
+        assert_eq!(refused(on(None), "n", true), SettingsError::LocalApiInCluster);
+        let open = "0.0.0.0:80";
+        assert_eq!(refused(on(Some(open)), "n", false), SettingsError::NotLoopback(open.parse().unwrap()));
+        assert!(matches!(refused(on(None), "my host", false), SettingsError::NodeName { .. }));
+        let stray = LocalApiFlags { enabled: None, ..on(Some(open)) };
+        assert_eq!(refused(stray, "n", false), SettingsError::ListensToNothing);
+    }
+}

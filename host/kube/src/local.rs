@@ -1,0 +1,317 @@
+//! Claims of a machine without a cluster: what Kubernetes' scheduler and its controller of claims do, on the objects of the local API.
+//!
+//! One task reads all objects and decides (`state`, pure): it makes the claims of pods' templates, allocates claims in the order of their
+//! creation, one at a time, names their consumers, and ends the allocation of a claim that is deleted and not in use any more. Each write
+//! (`writes`) is durable before the next decision. Claims that belong to processes end with these (`processes`).
+
+mod objects;
+mod processes;
+mod state;
+#[cfg(test)]
+mod tests;
+mod writes;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::{FutureExt, StreamExt};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt};
+use nodedock_allocator::allocate::NodeRef;
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::sync::{Notify, watch};
+use tokio::time::{sleep, timeout};
+
+use self::objects::Key;
+use self::state::{Reservations, State, allocation};
+use self::writes::Writes;
+use crate::claims;
+use crate::client::{ApiError, ErrorKind, KubeClient};
+use crate::pools::NodePools;
+use nodedock_base::backoff::Backoff;
+use nodedock_base::changes::Changes;
+use nodedock_base::tasks::Tasks;
+use nodedock_core::manager::claims::source::ClaimSource;
+use nodedock_model::{ChangedKind, Claim, ObjectName, ObjectRef, Problem, ProblemCode};
+
+pub use self::processes::{PROCESS_ANNOTATION, annotation_of};
+pub use self::state::NodeUse;
+pub use nodedock_allocator::allocate::{Excluded, NotAllocated};
+
+/// Time that a prepare waits until its claims are allocated and reserved for its pod: who waits longer for a device waits for the claim.
+const RESERVE_WAIT: Duration = Duration::from_secs(10);
+
+/// Pause after a write that failed, doubled up to the second.
+const RETRY_MIN: Duration = Duration::from_millis(50);
+const RETRY_MAX: Duration = Duration::from_secs(10);
+
+/// What the node has prepared, and how it ends that.
+#[async_trait]
+pub trait PreparedClaims: Send + Sync {
+    fn node_use(&self) -> NodeUse;
+
+    /// Unprepares the pods that use a claim.
+    async fn unprepare_users(&self, claim: &str) -> Result<(), Problem>;
+}
+
+/// What the claims of the local API need.
+pub struct LocalParts {
+    pub client: KubeClient,
+    /// Name of the object of the node.
+    pub node: ObjectName,
+    pub changes: Changes,
+    pub tasks: Tasks,
+}
+
+/// Handle to the claims of the local API.
+#[derive(Clone)]
+pub struct LocalClaims(Arc<Shared>);
+
+struct Shared {
+    client: KubeClient,
+    pools: NodePools,
+    reservations: Mutex<Reservations>,
+    wake: Notify,
+    view: watch::Sender<Arc<View>>,
+}
+
+/// The claims after a decision, and why some are not allocated.
+#[derive(Default)]
+struct View {
+    claims: BTreeMap<Key, Arc<ResourceClaim>>,
+    refusals: BTreeMap<Key, Arc<NotAllocated>>,
+}
+
+/// Keeps claims reserved for a pod until its prepare has ended: then the node's own record of the pod does.
+pub struct Reservation {
+    shared: Arc<Shared>,
+    pod: String,
+    claims: Vec<Key>,
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut reservations = self.shared.reservations.lock();
+        for key in &self.claims {
+            if let Some(pods) = reservations.get_mut(key) {
+                pods.remove(&self.pod);
+            }
+        }
+        reservations.retain(|_, pods| !pods.is_empty());
+        drop(reservations);
+        self.shared.wake.notify_one();
+    }
+}
+
+impl LocalClaims {
+    pub fn new(client: KubeClient, pools: NodePools) -> Self {
+        let shared = Shared {
+            client,
+            pools,
+            reservations: Mutex::default(),
+            wake: Notify::new(),
+            view: watch::Sender::default(),
+        };
+        Self(Arc::new(shared))
+    }
+
+    /// Starts the task that decides, and the one that follows processes.
+    pub fn start(&self, parts: LocalParts, prepared: Arc<dyn PreparedClaims>) {
+        let node = NodeRef { name: parts.node.to_string(), labels: BTreeMap::new() };
+        let writes = Writes::new(parts.client.clone(), parts.node);
+        let run = run(self.0.clone(), State::new(node), writes, prepared.clone(), parts.changes);
+        parts.tasks.spawn_until_stopped("local-claims", run);
+        let follow = processes::follow(parts.client, self.0.view.subscribe(), prepared);
+        parts.tasks.spawn_until_stopped("claim-processes", follow);
+    }
+
+    /// Returns the claims that are not allocated, and why.
+    pub fn waiting(&self) -> Vec<(ObjectRef, Arc<NotAllocated>)> {
+        let view = self.0.view.borrow().clone();
+        let waiting = view.refusals.iter().filter_map(|(key, refusal)| {
+            let uid = view.claims.get(key)?.uid()?;
+            Some((ObjectRef::new(&key.0, &key.1, &uid).ok()?, refusal.clone()))
+        });
+        waiting.collect()
+    }
+
+    /// Waits until claims are allocated, and reserves them for a pod. Claims that are not here are left to the prepare, which names them.
+    ///
+    /// # Errors
+    ///
+    /// A claim is not allocated in time, with the reason.
+    pub async fn reserve(&self, pod: &ObjectRef, claims: &[ObjectName]) -> Result<Reservation, Problem> {
+        let keys: Vec<Key> =
+            claims.iter().map(|name| (pod.namespace.to_string(), name.to_string())).collect();
+        let mut view = self.0.view.subscribe();
+        let reservation =
+            Reservation { shared: self.0.clone(), pod: pod.uid.to_string(), claims: keys.clone() };
+        {
+            let mut reservations = self.0.reservations.lock();
+            for key in &keys {
+                let pods = reservations.entry(key.clone()).or_default();
+                pods.insert(pod.uid.to_string(), pod.name.to_string());
+            }
+        }
+        self.0.wake.notify_one();
+        let mut missing = Vec::new();
+        for key in &keys {
+            if !view.borrow().claims.contains_key(key) && !self.exists(key).await? {
+                missing.push(key);
+            }
+        }
+        let is_reserved = |view: &View, key: &Key| {
+            missing.contains(&key)
+                || view.claims.get(key).is_some_and(|claim| {
+                    let consumers =
+                        claim.status.iter().flat_map(|status| status.reserved_for.iter().flatten());
+                    allocation(claim).is_some()
+                        && consumers.into_iter().any(|found| found.uid == reservation.pod)
+                })
+        };
+        let all = view.wait_for(|view| keys.iter().all(|key| is_reserved(view, key)));
+        let waited = timeout(RESERVE_WAIT, all).await.is_ok();
+        if waited {
+            return Ok(reservation);
+        }
+        let view = self.0.view.borrow().clone();
+        let waits = keys.iter().find(|key| !is_reserved(&view, key));
+        let Some(key) = waits else { return Ok(reservation) };
+        let why = match view.refusals.get(key) {
+            Some(refusal) => refusal.message.clone(),
+            None => "it was not decided in time".to_owned(),
+        };
+        let message = format!("claim {}/{} is not allocated: {why}", key.0, key.1);
+        Err(Problem::unavailable(ProblemCode::ClaimNotAllocated, message))
+    }
+
+    /// Whether the API has a claim that the last decision did not know.
+    async fn exists(&self, key: &Key) -> Result<bool, Problem> {
+        let claims = Api::<ResourceClaim>::namespaced(self.0.client.urgent(), &key.0);
+        match claims.get_metadata(&key.1).await.map_err(ApiError::from) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error.problem()),
+        }
+    }
+}
+
+/// Makes the object of this node, if there is none, and says that it is ready.
+///
+/// # Errors
+///
+/// The local API refuses it, or cannot store it.
+pub async fn ensure_node(client: &KubeClient, name: &ObjectName) -> Result<(), ApiError> {
+    let arch = match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    };
+    let labels = [("hostname", name.as_str()), ("os", "linux"), ("arch", arch)];
+    let labels = labels.map(|(label, value)| (format!("kubernetes.io/{label}"), value.to_owned()));
+    let mut node = Node::default();
+    node.metadata.name = Some(name.to_string());
+    node.metadata.labels = Some(BTreeMap::from(labels));
+    let nodes = Api::<Node>::all(client.client());
+    match nodes.create(&PostParams::default(), &node).await.map_err(ApiError::from) {
+        Err(error) if error.kind != ErrorKind::Conflict => return Err(error),
+        _ => {}
+    }
+    let now = Timestamp::now().to_string();
+    let ready = json!({ "type": "Ready", "status": "True", "reason": "DaemonReady",
+        "message": "the daemon allocates and prepares claims", "lastHeartbeatTime": now, "lastTransitionTime": now });
+    let status = Patch::Merge(json!({ "status": { "conditions": [ready] } }));
+    nodes.patch_status(name.as_str(), &PatchParams::default(), &status).await?;
+    Ok(())
+}
+
+#[async_trait]
+impl ClaimSource for LocalClaims {
+    async fn claim(&self, namespace: &ObjectName, name: &ObjectName) -> Result<Option<Claim>, Problem> {
+        let key = (namespace.to_string(), name.to_string());
+        let known = self.0.view.borrow().claims.get(&key).cloned();
+        known.map(|claim| claims::local(&claim, &self.0.pools)).transpose()
+    }
+}
+
+/// Decides and writes, again after each change.
+async fn run(
+    shared: Arc<Shared>,
+    mut state: State,
+    writes: Writes,
+    prepared: Arc<dyn PreparedClaims>,
+    changes: Changes,
+) {
+    let mut objects = objects::changes(&shared.client.client());
+    let mut of_node = changes.listen();
+    let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
+    let mut retry: Option<Duration> = None;
+    loop {
+        let paused = async {
+            match retry {
+                Some(delay) => sleep(delay).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            Some(change) = objects.next() => state.apply(change),
+            () = shared.wake.notified() => {}
+            () = Changes::next_of(&mut of_node, ChangedKind::Claim) => {}
+            () = paused => {}
+        }
+        while let Some(Some(change)) = objects.next().now_or_never() {
+            state.apply(change);
+        }
+        state.set_node_use(prepared.node_use());
+        retry = match decide(&shared, &mut state, &writes).await {
+            Ok(()) => {
+                backoff.reset();
+                None
+            }
+            Err(error) => {
+                // Another writer was first, and the watch brings what it wrote; or the disk takes no writes.
+                tracing::debug!(%error, "an object of the local API is not written, retrying");
+                Some(backoff.delay())
+            }
+        };
+        shared.view.send_replace(Arc::new(View {
+            claims: state.claims().map(|claim| (objects::key(&**claim), claim.clone())).collect(),
+            refusals: state.refusals(),
+        }));
+    }
+}
+
+/// Takes steps until there is nothing to do, or none can be taken.
+async fn decide(shared: &Shared, state: &mut State, writes: &Writes) -> Result<(), ApiError> {
+    loop {
+        let reservations = shared.reservations.lock().clone();
+        let steps = state.steps(&reservations);
+        if steps.is_empty() {
+            return Ok(());
+        }
+        let (mut taken, mut failed) = (false, None);
+        for step in steps {
+            // One that cannot be taken, such as a claim of a template that is missing, holds up no other.
+            match writes.take(step, state).await {
+                Ok(()) => taken = true,
+                Err(error) => failed = failed.or(Some(error)),
+            }
+        }
+        if let Some(error) = failed.filter(|_| !taken) {
+            return Err(error);
+        }
+    }
+}
+
+impl View {
+    /// UID of a claim, and its annotations.
+    fn annotated(&self) -> impl Iterator<Item = (&Key, &Arc<ResourceClaim>)> {
+        self.claims.iter().filter(|(_, claim)| !claim.annotations().is_empty())
+    }
+}

@@ -1,0 +1,130 @@
+//! Claims that belong to processes: when the last one has ended, the claim's pods are unprepared and the claim is deleted.
+//!
+//! The processes are annotations of the claim, so that they outlive the daemon, which opens their descriptors again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::{DeleteParams, Preconditions};
+use kube::{Api, ResourceExt};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+
+use super::{PreparedClaims, View};
+use crate::client::{ApiError, ErrorKind, KubeClient};
+use nodedock_base::backoff::Backoff;
+use nodedock_base::error::chain;
+use nodedock_base::process::{Process, ProcessError};
+use nodedock_model::Problem;
+
+/// Prefix of the annotations of a claim that name the processes it belongs to.
+pub const PROCESS_ANNOTATION: &str = "process.nodedock.dev/";
+
+/// Pause after an unprepare that failed, doubled up to the second.
+const RETRY_MIN: Duration = Duration::from_millis(200);
+const RETRY_MAX: Duration = Duration::from_secs(60);
+
+/// The annotation that makes a claim belong to a process.
+pub fn annotation_of(process: &Process) -> (String, String) {
+    let value = serde_json::to_string(process).unwrap_or_default();
+    (format!("{PROCESS_ANNOTATION}{}", process.pid), value)
+}
+
+/// The processes of a claim. An annotation that cannot be read is a process whose end cannot be seen.
+fn processes_of(claim: &ResourceClaim) -> BTreeSet<Result<Process, String>> {
+    let of_processes = claim.annotations().iter().filter(|(key, _)| key.starts_with(PROCESS_ANNOTATION));
+    of_processes
+        .map(|(key, value)| serde_json::from_str(value).map_err(|error| format!("{key}: {error}")))
+        .collect()
+}
+
+/// A claim whose processes are waited for.
+struct Followed {
+    processes: BTreeSet<Result<Process, String>>,
+    task: tokio::task::AbortHandle,
+}
+
+/// Waits for the processes of all claims, without end.
+pub(super) async fn follow(
+    client: KubeClient,
+    mut views: watch::Receiver<Arc<View>>,
+    prepared: Arc<dyn PreparedClaims>,
+) {
+    let mut tasks = JoinSet::new();
+    let mut followed: BTreeMap<String, Followed> = BTreeMap::new();
+    loop {
+        let view = views.borrow_and_update().clone();
+        let mut here = BTreeSet::new();
+        for (_, claim) in view.annotated() {
+            let (processes, Some(uid)) = (processes_of(claim), claim.uid()) else { continue };
+            if processes.is_empty() {
+                continue;
+            }
+            here.insert(uid.clone());
+            if followed.get(&uid).is_some_and(|known| known.processes == processes) {
+                continue;
+            }
+            let work = end_with(client.clone(), claim.clone(), processes.clone(), prepared.clone());
+            let task = tasks.spawn(work);
+            if let Some(before) = followed.insert(uid, Followed { processes, task }) {
+                before.task.abort();
+            }
+        }
+        followed.retain(|uid, followed| {
+            let stays = here.contains(uid);
+            if !stays {
+                followed.task.abort();
+            }
+            stays
+        });
+        while tasks.try_join_next().is_some() {}
+        if views.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Waits for the end of all processes, and then ends what the claim is for.
+async fn end_with(
+    client: KubeClient,
+    claim: Arc<ResourceClaim>,
+    processes: BTreeSet<Result<Process, String>>,
+    prepared: Arc<dyn PreparedClaims>,
+) {
+    let (namespace, name) = (claim.namespace().unwrap_or_default(), claim.name_any());
+    for process in processes {
+        let ended = match &process {
+            Ok(process) => process.ended().await.map_err(|error: ProcessError| chain(&error)),
+            Err(unreadable) => Err(unreadable.clone()),
+        };
+        if let Err(why) = ended {
+            tracing::warn!(namespace, claim = name, why, "the claim stays until it is deleted by hand");
+            return std::future::pending().await;
+        }
+    }
+    let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
+    while let Err(problem) = end(&client, &claim, &*prepared).await {
+        tracing::warn!(namespace, claim = name, %problem, "the processes of the claim have ended, and it has not");
+        sleep(backoff.delay()).await;
+    }
+    tracing::info!(namespace, claim = name, "the claim ends with its processes");
+}
+
+async fn end(
+    client: &KubeClient,
+    claim: &ResourceClaim,
+    prepared: &dyn PreparedClaims,
+) -> Result<(), Problem> {
+    prepared.unprepare_users(&claim.uid().unwrap_or_default()).await?;
+    let claims = Api::<ResourceClaim>::namespaced(client.client(), &claim.namespace().unwrap_or_default());
+    let same = Preconditions { uid: claim.uid(), ..Preconditions::default() };
+    let deleted = claims.delete(&claim.name_any(), &DeleteParams::default().preconditions(same)).await;
+    match deleted.map_err(ApiError::from) {
+        Ok(_) => Ok(()),
+        Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Conflict) => Ok(()),
+        Err(error) => Err(error.problem()),
+    }
+}

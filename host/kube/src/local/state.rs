@@ -1,0 +1,426 @@
+//! What is known of the local API's objects, and what is to be done next. Pure: events in, steps out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
+use k8s_openapi::api::resource::v1::{
+    AllocationResult, DeviceAllocationResult, DeviceClass, DeviceRequestAllocationResult, ResourceClaim,
+    ResourceClaimConsumerReference, ResourceSlice,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use nodedock_allocator::allocate::{Bounds, InUse, Inventory, NodeRef, NotAllocated, allocate};
+
+use uuid::Uuid;
+
+use super::objects::{Change, Key, Seen, key};
+use crate::pools::NodePools;
+use nodedock_model::{AllocatedDevice, ClaimRecord};
+
+/// Keeps an allocated claim until it is unprepared, as Kubernetes' scheduler has it.
+pub(super) const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
+/// The name of a pod's claim on the ResourceClaim that was made for it.
+pub(super) const POD_CLAIM: &str = "resource.kubernetes.io/pod-claim-name";
+
+/// What the node has prepared, beside the objects.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct NodeUse {
+    /// UIDs of pods that have prepared claims.
+    pub pods: BTreeSet<String>,
+    /// UIDs of claims that are prepared or on the way, with their devices under the names that slices have.
+    pub claims: BTreeMap<String, AllocationResult>,
+}
+
+impl NodeUse {
+    /// Of the claims that a node has, with the names of pools that slices have.
+    pub fn of(records: &[Arc<ClaimRecord>], pools: &NodePools) -> Self {
+        let device = |device: &AllocatedDevice| DeviceRequestAllocationResult {
+            request: device.request.clone(),
+            driver: device.driver.to_string(),
+            pool: pools.published(&device.driver, &device.pool).to_string(),
+            device: device.device.to_string(),
+            admin_access: device.admin_access.then_some(true),
+            share_id: device.share_id.clone(),
+            consumed_capacity: (!device.consumed.is_empty()).then(|| {
+                let consumed = device.consumed.iter();
+                consumed.map(|(name, amount)| (name.clone(), Quantity(amount.clone()))).collect()
+            }),
+            ..DeviceRequestAllocationResult::default()
+        };
+        let claim = |record: &Arc<ClaimRecord>| {
+            let results = record.allocation.devices.iter().map(device).collect();
+            let devices = DeviceAllocationResult { config: None, results: Some(results) };
+            let allocation = AllocationResult { devices: Some(devices), ..AllocationResult::default() };
+            (record.id.uid.to_string(), allocation)
+        };
+        Self {
+            pods: records.iter().flat_map(|record| record.pods.keys()).map(ToString::to_string).collect(),
+            claims: records.iter().map(claim).collect(),
+        }
+    }
+}
+
+/// A pod for which claims are about to be prepared, by UID, with its name.
+pub(super) type Reservations = BTreeMap<Key, BTreeMap<String, String>>;
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Step {
+    /// Make the object of this node again.
+    MakeNode,
+    /// Make a ResourceClaim of a template for a pod.
+    Make {
+        pod: Arc<Pod>,
+        claim: PodResourceClaim,
+    },
+    /// Name the made claims in the status of their pod: the pod's names, and the ResourceClaims'.
+    Name {
+        pod: Arc<Pod>,
+        claims: BTreeMap<String, String>,
+    },
+    /// Set the consumers of an allocated claim.
+    Reserve {
+        claim: Arc<ResourceClaim>,
+        consumers: Vec<ResourceClaimConsumerReference>,
+    },
+    /// End the allocation of a claim that is deleted and not in use.
+    Release(Arc<ResourceClaim>),
+    Allocate(Arc<ResourceClaim>),
+}
+
+/// A claim, and since when it is here.
+struct Known {
+    claim: Arc<ResourceClaim>,
+    /// Its place among claims that wait: time of its creation, and its first resource version that was seen.
+    place: (Option<Timestamp>, u64),
+    /// Why it was not allocated, and in which state of the rest.
+    refused: Option<(u64, Arc<NotAllocated>)>,
+}
+
+pub(super) struct State {
+    node: NodeRef,
+    slices: BTreeMap<Key, Arc<ResourceSlice>>,
+    classes: BTreeMap<Key, Arc<DeviceClass>>,
+    claims: BTreeMap<Key, Known>,
+    pods: BTreeMap<Key, Arc<Pod>>,
+    node_use: NodeUse,
+    /// None: slices changed.
+    inventory: Option<Inventory>,
+    in_use: InUse,
+    has_node: bool,
+    /// Counts changes that may let a claim be allocated that was refused.
+    epoch: u64,
+    /// Kinds whose first list is not complete yet.
+    unlisted: BTreeSet<&'static str>,
+}
+
+fn version(object: &impl ResourceExt) -> u64 {
+    object.resource_version().and_then(|version| version.parse().ok()).unwrap_or_default()
+}
+
+pub(super) fn allocation(claim: &ResourceClaim) -> Option<&AllocationResult> {
+    claim.status.as_ref()?.allocation.as_ref()
+}
+
+fn consumers(claim: &ResourceClaim) -> &[ResourceClaimConsumerReference] {
+    claim.status.as_ref().and_then(|status| status.reserved_for.as_deref()).unwrap_or_default()
+}
+
+fn is_ending(object: &impl ResourceExt) -> bool {
+    object.meta().deletion_timestamp.is_some()
+}
+
+/// A pod that runs no more has no use for a claim.
+fn is_over(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    is_ending(pod) || matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+impl State {
+    pub(super) fn new(node: NodeRef) -> Self {
+        Self {
+            node,
+            slices: BTreeMap::new(),
+            classes: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            node_use: NodeUse::default(),
+            inventory: None,
+            in_use: InUse::new(),
+            has_node: false,
+            epoch: 0,
+            unlisted: BTreeSet::from(["claims", "classes", "slices", "pods", "nodes"]),
+        }
+    }
+
+    pub(super) fn apply(&mut self, change: Change) {
+        match change {
+            Change::Claim(Seen::Is(claim)) => self.put_claim(claim),
+            Change::Claim(Seen::Gone(key)) => self.remove_claim(&key),
+            Change::Claim(Seen::Only(keys)) => {
+                let gone: Vec<_> = self.claims.keys().filter(|key| !keys.contains(*key)).cloned().collect();
+                gone.iter().for_each(|key| self.remove_claim(key));
+                self.unlisted.remove("claims");
+            }
+            Change::Class(seen) => {
+                self.unlisted.remove(if matches!(seen, Seen::Only(_)) { "classes" } else { "" });
+                put(&mut self.classes, seen);
+                self.epoch += 1;
+            }
+            Change::Slice(seen) => {
+                self.unlisted.remove(if matches!(seen, Seen::Only(_)) { "slices" } else { "" });
+                put(&mut self.slices, seen);
+                self.inventory = None;
+                self.epoch += 1;
+            }
+            Change::Pod(seen) => {
+                self.unlisted.remove(if matches!(seen, Seen::Only(_)) { "pods" } else { "" });
+                put(&mut self.pods, seen);
+            }
+            Change::Node(Seen::Is(node)) if node.name_any() == self.node.name => {
+                self.has_node = true;
+                let labels = node.labels().clone();
+                if labels != self.node.labels {
+                    self.node.labels = labels;
+                    self.inventory = None;
+                    self.epoch += 1;
+                }
+            }
+            Change::Node(Seen::Gone((_, name))) if name == self.node.name => self.has_node = false,
+            Change::Node(Seen::Only(keys)) => {
+                self.has_node = keys.iter().any(|(_, name)| *name == self.node.name);
+                self.unlisted.remove("nodes");
+            }
+            Change::Node(_) => {}
+        }
+    }
+
+    /// A claim as a watch or a write showed it: the older of two is left out.
+    pub(super) fn put_claim(&mut self, claim: Arc<ResourceClaim>) {
+        let key = key(&*claim);
+        let before = self.claims.get(&key);
+        if before.is_some_and(|before| {
+            before.claim.uid() == claim.uid() && version(&*before.claim) >= version(&*claim)
+        }) {
+            return;
+        }
+        let place = before.filter(|before| before.claim.uid() == claim.uid()).map(|before| before.place);
+        let created = claim.creation_timestamp().map(|time| time.0);
+        let place = place.unwrap_or_else(|| (created, version(&*claim)));
+        if let Some(before) = before.map(|before| before.claim.clone()) {
+            self.end_use(&before);
+        }
+        if let (Some(uid), Some(allocation)) = (claim.uid(), allocation(&claim)) {
+            self.in_use.add(&uid, allocation);
+        }
+        self.claims.insert(key, Known { claim, place, refused: None });
+        self.use_foreign();
+    }
+
+    fn remove_claim(&mut self, key: &Key) {
+        if let Some(before) = self.claims.remove(key) {
+            self.end_use(&before.claim);
+            self.use_foreign();
+        }
+    }
+
+    fn end_use(&mut self, claim: &ResourceClaim) {
+        if let (Some(uid), Some(_)) = (claim.uid(), allocation(claim)) {
+            self.in_use.remove(&uid);
+            self.epoch += 1;
+        }
+    }
+
+    pub(super) fn set_node_use(&mut self, node_use: NodeUse) {
+        if node_use == self.node_use {
+            return;
+        }
+        for uid in self.node_use.claims.keys() {
+            self.in_use.remove(uid);
+        }
+        self.node_use = node_use;
+        for known in self.claims.values() {
+            if let (Some(uid), Some(allocation)) = (known.claim.uid(), allocation(&known.claim)) {
+                self.in_use.remove(&uid);
+                self.in_use.add(&uid, allocation);
+            }
+        }
+        self.use_foreign();
+        self.epoch += 1;
+    }
+
+    /// Counts what is prepared and has no allocated object: claims of manifests, and those whose object is gone.
+    fn use_foreign(&mut self) {
+        let allocated: BTreeSet<String> = self
+            .claims
+            .values()
+            .filter(|known| allocation(&known.claim).is_some())
+            .filter_map(|known| known.claim.uid())
+            .collect();
+        for (uid, allocation) in self.node_use.claims.iter().filter(|(uid, _)| !allocated.contains(*uid)) {
+            self.in_use.remove(uid);
+            self.in_use.add(uid, allocation);
+        }
+    }
+
+    pub(super) fn claims(&self) -> impl Iterator<Item = &Arc<ResourceClaim>> {
+        self.claims.values().map(|known| &known.claim)
+    }
+
+    /// Why a claim is not allocated.
+    pub(super) fn refusals(&self) -> BTreeMap<Key, Arc<NotAllocated>> {
+        let refused = |(key, known): (&Key, &Known)| Some((key.clone(), known.refused.as_ref()?.1.clone()));
+        self.claims.iter().filter_map(refused).collect()
+    }
+
+    /// What is to be done now, in this order. Nothing before everything was listed once.
+    pub(super) fn steps(&self, reservations: &Reservations) -> Vec<Step> {
+        if !self.unlisted.is_empty() {
+            return Vec::new();
+        }
+        let made = (!self.has_node).then_some(Step::MakeNode);
+        let mut steps: Vec<Step> = made.into_iter().collect();
+        steps.extend(self.pods.values().flat_map(|pod| self.steps_of_pod(pod)));
+        let mut waiting = Vec::new();
+        for (key, known) in &self.claims {
+            let claim = &known.claim;
+            if allocation(claim).is_none() {
+                let is_refused = known.refused.as_ref().is_some_and(|(epoch, _)| *epoch == self.epoch);
+                if is_ending(&**claim) {
+                    let is_protected = claim.finalizers().iter().any(|name| name == FINALIZER);
+                    steps.extend(is_protected.then(|| Step::Release(claim.clone())));
+                } else if !is_refused {
+                    waiting.push((known.place, claim));
+                }
+                continue;
+            }
+            let wanted = self.consumers_of(key, claim, reservations.get(key));
+            if is_ending(&**claim) && wanted.is_empty() && !self.is_prepared(claim) {
+                steps.push(Step::Release(claim.clone()));
+            } else if wanted != consumers(claim) {
+                steps.push(Step::Reserve { claim: claim.clone(), consumers: wanted });
+            }
+        }
+        waiting.sort_by_key(|(place, _)| *place);
+        steps.extend(waiting.into_iter().map(|(_, claim)| Step::Allocate(claim.clone())));
+        steps
+    }
+
+    fn is_prepared(&self, claim: &ResourceClaim) -> bool {
+        claim.uid().is_some_and(|uid| self.node_use.claims.contains_key(&uid))
+    }
+
+    /// The consumers that a claim has, without those that are gone and with those that came, in the order they came.
+    fn consumers_of(
+        &self,
+        key: &Key,
+        claim: &ResourceClaim,
+        reserving: Option<&BTreeMap<String, String>>,
+    ) -> Vec<ResourceClaimConsumerReference> {
+        let mut users: BTreeMap<String, String> = reserving.cloned().unwrap_or_default();
+        let pods = self.pods.values().filter(|pod| pod.namespace().as_deref() == Some(key.0.as_str()));
+        for pod in pods.filter(|pod| !is_over(pod) && self.uses(pod, &key.1)) {
+            users.extend(pod.uid().map(|uid| (uid, pod.name_any())));
+        }
+        let has_pod = |uid: &str| self.node_use.pods.contains(uid) || users.contains_key(uid);
+        let stays = |consumer: &&ResourceClaimConsumerReference| {
+            // What is no pod is released by who reserved it.
+            consumer.resource != "pods" || has_pod(&consumer.uid)
+        };
+        let mut wanted: Vec<_> = consumers(claim).iter().filter(stays).cloned().collect();
+        for (uid, name) in users {
+            if !wanted.iter().any(|consumer| consumer.uid == uid) {
+                let resource = "pods".to_owned();
+                wanted.push(ResourceClaimConsumerReference { api_group: None, name, resource, uid });
+            }
+        }
+        wanted
+    }
+
+    /// Whether a pod uses the claim of that name.
+    fn uses(&self, pod: &Pod, claim: &str) -> bool {
+        let references = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
+        references.into_iter().any(|reference| self.name_of(pod, reference).as_deref() == Some(claim))
+    }
+
+    /// The ResourceClaim of a pod's claim: the one that it names, or that was made for it.
+    fn name_of(&self, pod: &Pod, reference: &PodResourceClaim) -> Option<String> {
+        if reference.resource_claim_name.is_some() {
+            return reference.resource_claim_name.clone();
+        }
+        let statuses = pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
+        let named = statuses.into_iter().find(|status| status.name == reference.name);
+        named
+            .and_then(|status| status.resource_claim_name.clone())
+            .or_else(|| self.made_for(pod, &reference.name))
+    }
+
+    /// The claim that was made for a pod's claim, whether its status says so already or not.
+    fn made_for(&self, pod: &Pod, pod_claim: &str) -> Option<String> {
+        let uid = pod.uid()?;
+        let namespace = pod.namespace().unwrap_or_default();
+        let mut claims =
+            self.claims.values().filter(|known| known.claim.namespace().as_deref() == Some(&namespace));
+        let made = claims.find(|known| {
+            let claim = &known.claim;
+            claim.annotations().get(POD_CLAIM).is_some_and(|name| name == pod_claim)
+                && claim.owner_references().iter().any(|owner| owner.uid == uid)
+        });
+        made.map(|known| known.claim.name_any())
+    }
+
+    fn steps_of_pod(&self, pod: &Arc<Pod>) -> Vec<Step> {
+        if is_over(pod) {
+            return Vec::new();
+        }
+        let references = pod.spec.iter().flat_map(|spec| spec.resource_claims.iter().flatten());
+        let templated: Vec<_> =
+            references.filter(|reference| reference.resource_claim_template_name.is_some()).collect();
+        let mut steps = Vec::new();
+        let mut named = BTreeMap::new();
+        for reference in &templated {
+            match self.made_for(pod, &reference.name) {
+                Some(name) => drop(named.insert(reference.name.clone(), name)),
+                None => steps.push(Step::Make { pod: pod.clone(), claim: (*reference).clone() }),
+            }
+        }
+        let statuses = pod.status.iter().flat_map(|status| status.resource_claim_statuses.iter().flatten());
+        let known: BTreeMap<String, String> = statuses
+            .filter_map(|status| Some((status.name.clone(), status.resource_claim_name.clone()?)))
+            .collect();
+        if steps.is_empty() && !named.is_empty() && named != known {
+            steps.push(Step::Name { pod: pod.clone(), claims: named });
+        }
+        steps
+    }
+
+    /// The devices for a claim, or why there are none, which is kept until something changes.
+    pub(super) fn allocate(
+        &mut self,
+        claim: &ResourceClaim,
+        now: Timestamp,
+    ) -> Result<AllocationResult, Arc<NotAllocated>> {
+        let (slices, node) = (&self.slices, &self.node);
+        let inventory = self.inventory.get_or_insert_with(|| Inventory::new(slices.values().cloned(), node));
+        let classes = |name: &str| self.classes.get(&(String::new(), name.to_owned())).cloned();
+        let mut share_ids = || Uuid::new_v4().to_string();
+        let (in_use, bounds) = (&self.in_use, Bounds::default());
+        allocate(inventory, in_use, &classes, claim, &bounds, now, &mut share_ids).map_err(|refusal| {
+            let refusal = Arc::new(refusal);
+            if let Some(known) = self.claims.get_mut(&key(claim)) {
+                known.refused = Some((self.epoch, refusal.clone()));
+            }
+            refusal
+        })
+    }
+}
+
+fn put<K: ResourceExt>(objects: &mut BTreeMap<Key, Arc<K>>, seen: Seen<K>) {
+    match seen {
+        Seen::Is(object) => drop(objects.insert(key(&*object), object)),
+        Seen::Gone(key) => drop(objects.remove(&key)),
+        Seen::Only(keys) => objects.retain(|key, _| keys.contains(key)),
+    }
+}

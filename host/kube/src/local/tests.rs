@@ -1,0 +1,371 @@
+//! The decisions, on objects that a test writes as the server would.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+use nodedock_allocator::allocate::NodeRef;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::objects::{Change, Key, Seen, key};
+use super::state::{FINALIZER, NodeUse, POD_CLAIM, Reservations, State, Step, allocation};
+
+/// The objects, and what the node has prepared.
+struct Machine {
+    state: State,
+    version: u64,
+    claims: BTreeMap<Key, ResourceClaim>,
+    pods: BTreeMap<Key, Pod>,
+    node_use: NodeUse,
+    reservations: Reservations,
+}
+
+fn of<K: serde::de::DeserializeOwned>(object: Value) -> K {
+    serde_json::from_value(object).unwrap()
+}
+
+fn name(name: &str) -> Key {
+    ("default".to_owned(), name.to_owned())
+}
+
+fn devices(result: &AllocationResult) -> Vec<String> {
+    let results = result.devices.iter().flat_map(|devices| devices.results.iter().flatten());
+    results.into_iter().map(|result| result.device.clone()).collect()
+}
+
+impl Machine {
+    fn new(devices: usize) -> Self {
+        let mut machine = Self {
+            state: State::new(NodeRef { name: "n".into(), labels: BTreeMap::new() }),
+            version: 1,
+            claims: BTreeMap::new(),
+            pods: BTreeMap::new(),
+            node_use: NodeUse::default(),
+            reservations: Reservations::new(),
+        };
+        machine.list(devices);
+        machine
+    }
+
+    /// What a start lists.
+    fn list(&mut self, devices: usize) {
+        let names: Vec<_> = (0..devices).map(|index| json!({ "name": format!("d{index}") })).collect();
+        let slice = json!({ "metadata": { "name": "s" }, "spec": { "driver": "d.dev", "nodeName": "n",
+            "pool": { "name": "n/p", "generation": 1, "resourceSliceCount": 1 }, "devices": names } });
+        let class = json!({ "metadata": { "name": "any" }, "spec": { "selectors": [] } });
+        self.state.apply(Change::Slice(Seen::Is(Arc::new(of(slice)))));
+        self.state.apply(Change::Slice(Seen::Only(BTreeSet::from([(String::new(), "s".to_owned())]))));
+        self.state.apply(Change::Class(Seen::Is(Arc::new(of(class)))));
+        self.state.apply(Change::Class(Seen::Only(BTreeSet::from([(String::new(), "any".to_owned())]))));
+        for claim in self.claims.values() {
+            self.state.apply(Change::Claim(Seen::Is(Arc::new(claim.clone()))));
+        }
+        self.state.apply(Change::Claim(Seen::Only(self.claims.keys().cloned().collect())));
+        self.state.apply(Change::Pod(Seen::Only(BTreeSet::new())));
+        for pod in self.pods.values() {
+            self.state.apply(Change::Pod(Seen::Is(Arc::new(pod.clone()))));
+        }
+        let node = json!({ "metadata": { "name": "n" } });
+        self.state.apply(Change::Node(Seen::Is(Arc::new(of(node)))));
+        self.state.apply(Change::Node(Seen::Only(BTreeSet::from([(String::new(), "n".to_owned())]))));
+        self.state.set_node_use(self.node_use.clone());
+    }
+
+    fn restart(&mut self, devices: usize) {
+        self.state = State::new(NodeRef { name: "n".into(), labels: BTreeMap::new() });
+        self.reservations.clear();
+        self.list(devices);
+    }
+
+    fn put(&mut self, mut claim: ResourceClaim) {
+        self.version += 1;
+        claim.metadata.resource_version = Some(self.version.to_string());
+        let protected = !claim.finalizers().is_empty();
+        if claim.metadata.deletion_timestamp.is_some() && !protected {
+            self.claims.remove(&key(&claim));
+            self.state.apply(Change::Claim(Seen::Gone(key(&claim))));
+            return;
+        }
+        self.claims.insert(key(&claim), claim.clone());
+        self.state.put_claim(Arc::new(claim));
+    }
+
+    fn create(&mut self, claim: &str, count: u32) {
+        let request = json!({ "name": "r", "exactly": { "deviceClassName": "any", "allocationMode": "ExactCount", "count": count } });
+        let uid = format!("uid-{claim}-{}", self.version);
+        self.put(of(json!({
+            "metadata": { "name": claim, "namespace": "default", "uid": uid, "creationTimestamp": "2026-01-01T00:00:00Z" },
+            "spec": { "devices": { "requests": [request] } },
+        })));
+    }
+
+    fn delete(&mut self, claim: &str) {
+        if let Some(mut claim) = self.claims.get(&name(claim)).cloned() {
+            claim.metadata.deletion_timestamp.get_or_insert_with(|| of(json!("2026-01-02T00:00:00Z")));
+            self.put(claim);
+        }
+    }
+
+    /// As the node prepares an allocated claim for a pod.
+    fn prepare(&mut self, claim: &str) {
+        let Some(claim) = self.claims.get(&name(claim)) else { return };
+        if let (Some(uid), Some(result)) = (claim.uid(), allocation(claim)) {
+            self.node_use.pods.insert(format!("pod-of-{uid}"));
+            self.node_use.claims.insert(uid, result.clone());
+        }
+        self.state.set_node_use(self.node_use.clone());
+    }
+
+    fn unprepare_all(&mut self) {
+        self.node_use = NodeUse::default();
+        self.state.set_node_use(NodeUse::default());
+    }
+
+    /// Carries out what is decided, until nothing is.
+    fn settle(&mut self) {
+        for _ in 0..1000 {
+            let steps = self.state.steps(&self.reservations);
+            if steps.is_empty() {
+                return;
+            }
+            for step in steps {
+                self.take(step);
+            }
+        }
+        panic!("it does not come to an end");
+    }
+
+    fn take(&mut self, step: Step) {
+        match step {
+            Step::MakeNode => {
+                let node = json!({ "metadata": { "name": "n" } });
+                self.state.apply(Change::Node(Seen::Is(Arc::new(of(node)))));
+            }
+            Step::Make { pod, claim } => {
+                let made = format!("{}-{}-x", pod.name_any(), claim.name);
+                let owner =
+                    json!({ "apiVersion": "v1", "kind": "Pod", "name": pod.name_any(), "uid": pod.uid() });
+                let request = json!({ "name": "r", "exactly": { "deviceClassName": "any" } });
+                self.put(of(json!({
+                    "metadata": { "name": made, "namespace": "default", "uid": format!("uid-{made}"),
+                        "annotations": { POD_CLAIM: claim.name }, "ownerReferences": [owner] },
+                    "spec": { "devices": { "requests": [request] } },
+                })));
+            }
+            Step::Name { pod, claims } => {
+                let mut pod = Pod::clone(&pod);
+                let statuses: Vec<_> = claims
+                    .iter()
+                    .map(|(name, claim)| json!({ "name": name, "resourceClaimName": claim }))
+                    .collect();
+                pod.status = Some(of(json!({ "resourceClaimStatuses": statuses })));
+                self.put_pod(pod);
+            }
+            Step::Reserve { claim, consumers } => {
+                let mut claim = ResourceClaim::clone(&claim);
+                claim.status.get_or_insert_default().reserved_for =
+                    (!consumers.is_empty()).then_some(consumers);
+                self.put(claim);
+            }
+            Step::Release(claim) => {
+                let mut claim = ResourceClaim::clone(&claim);
+                claim.status = None;
+                claim.metadata.finalizers = None;
+                self.put(claim);
+            }
+            Step::Allocate(claim) => {
+                if let Ok(result) = self.state.allocate(&claim, Timestamp::UNIX_EPOCH) {
+                    let mut claim = ResourceClaim::clone(&claim);
+                    claim.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
+                    claim.status.get_or_insert_default().allocation = Some(result);
+                    self.put(claim);
+                }
+            }
+        }
+    }
+
+    fn put_pod(&mut self, pod: Pod) {
+        self.pods.insert(key(&pod), pod.clone());
+        self.state.apply(Change::Pod(Seen::Is(Arc::new(pod))));
+    }
+
+    fn devices(&self, claim: &str) -> Option<Vec<String>> {
+        allocation(self.claims.get(&name(claim))?).map(devices)
+    }
+
+    fn consumers(&self, claim: &str) -> Vec<String> {
+        let status = self.claims.get(&name(claim)).and_then(|claim| claim.status.clone());
+        let consumers = status.and_then(|status| status.reserved_for).unwrap_or_default();
+        consumers.into_iter().map(|consumer| format!("{}/{}", consumer.name, consumer.uid)).collect()
+    }
+}
+
+#[test]
+fn claims_get_devices_in_the_order_of_their_creation_and_free_them_when_they_are_deleted() {
+    let mut machine = Machine::new(1);
+    // Names sort the other way.
+    for claim in ["c", "b", "a"] {
+        machine.create(claim, 1);
+    }
+    machine.settle();
+    assert_eq!((machine.devices("c"), machine.devices("b")), (Some(vec!["d0".into()]), None));
+    let refusals = machine.state.refusals();
+    assert_eq!(refusals.keys().collect::<Vec<_>>(), [&name("a"), &name("b")]);
+    assert!(refusals[&name("a")].devices[0].reason.contains("in use"), "{refusals:?}");
+    machine.restart(1);
+    machine.delete("c");
+    machine.settle();
+    assert_eq!((machine.devices("b"), machine.devices("a")), (Some(vec!["d0".into()]), None));
+    assert!(!machine.claims.contains_key(&name("c")), "its finalizer is gone, and so is the claim");
+}
+
+#[test]
+fn a_claim_that_is_prepared_keeps_its_devices_when_it_is_deleted() {
+    let mut machine = Machine::new(1);
+    machine.create("a", 1);
+    machine.settle();
+    machine.prepare("a");
+    machine.delete("a");
+    machine.create("b", 1);
+    machine.settle();
+    assert_eq!((machine.devices("a"), machine.devices("b")), (Some(vec!["d0".into()]), None));
+    machine.unprepare_all();
+    machine.settle();
+    assert_eq!((machine.devices("a"), machine.devices("b")), (None, Some(vec!["d0".into()])));
+}
+
+#[test]
+fn a_device_that_was_prepared_without_the_api_is_given_to_no_claim() {
+    let mut machine = Machine::new(1);
+    machine.create("a", 1);
+    machine.settle();
+    let result = allocation(&machine.claims[&name("a")]).unwrap().clone();
+    machine.delete("a");
+    machine.settle();
+    machine.node_use.claims.insert("of-a-manifest".into(), result);
+    machine.state.set_node_use(machine.node_use.clone());
+    machine.create("b", 1);
+    machine.settle();
+    assert_eq!(machine.devices("b"), None);
+    machine.unprepare_all();
+    machine.settle();
+    assert_eq!(machine.devices("b"), Some(vec!["d0".into()]));
+}
+
+#[test]
+fn a_claim_is_reserved_for_pods_that_use_it_or_prepare_it() {
+    let mut machine = Machine::new(2);
+    machine.create("a", 1);
+    machine.reservations.insert(name("a"), BTreeMap::from([("u1".to_owned(), "one".to_owned())]));
+    machine.settle();
+    assert_eq!(machine.consumers("a"), ["one/u1"]);
+    // The prepare has ended, and the node has the pod.
+    machine.reservations.clear();
+    machine.node_use.pods.insert("u1".into());
+    machine.state.set_node_use(machine.node_use.clone());
+    let pod = json!({ "metadata": { "name": "two", "namespace": "default", "uid": "u2" },
+        "spec": { "containers": [], "resourceClaims": [{ "name": "x", "resourceClaimName": "a" }] } });
+    machine.put_pod(of(pod));
+    machine.settle();
+    assert_eq!(machine.consumers("a"), ["one/u1", "two/u2"]);
+    machine.unprepare_all();
+    machine.settle();
+    assert_eq!(machine.consumers("a"), ["two/u2"]);
+    let mut over = machine.pods[&name("two")].clone();
+    over.status = Some(of(json!({ "phase": "Succeeded" })));
+    machine.put_pod(over);
+    machine.settle();
+    assert_eq!((machine.consumers("a"), machine.devices("a")), (vec![], Some(vec!["d0".into()])));
+}
+
+#[test]
+fn a_pod_gets_a_claim_of_its_template_once() {
+    let mut machine = Machine::new(2);
+    let pod = json!({ "metadata": { "name": "web", "namespace": "default", "uid": "u" },
+        "spec": { "containers": [], "resourceClaims": [{ "name": "gpu", "resourceClaimTemplateName": "t" }] } });
+    machine.put_pod(of(pod));
+    machine.settle();
+    assert_eq!(machine.devices("web-gpu-x"), Some(vec!["d0".into()]));
+    assert_eq!(machine.consumers("web-gpu-x"), ["web/u"]);
+    let statuses = machine.pods[&name("web")].status.clone().unwrap().resource_claim_statuses.unwrap();
+    assert_eq!(statuses[0].resource_claim_name.as_deref(), Some("web-gpu-x"));
+    machine.restart(2);
+    machine.settle();
+    assert_eq!(machine.claims.len(), 1);
+}
+
+#[test]
+fn the_object_of_the_node_is_made_again() {
+    let mut machine = Machine::new(1);
+    assert!(machine.state.steps(&Reservations::new()).is_empty());
+    machine.state.apply(Change::Node(Seen::Gone((String::new(), "n".to_owned()))));
+    assert_eq!(machine.state.steps(&Reservations::new()), [Step::MakeNode]);
+}
+
+#[test]
+fn nothing_is_decided_before_everything_was_listed() {
+    let mut state = State::new(NodeRef::default());
+    let claim = json!({ "metadata": { "name": "a", "namespace": "default", "uid": "u" },
+        "spec": { "devices": { "requests": [] } } });
+    state.put_claim(Arc::new(of(claim)));
+    assert!(state.steps(&Reservations::new()).is_empty());
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    Create(u8, u32),
+    Delete(u8),
+    Prepare(u8),
+    UnprepareAll,
+    Restart,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        4 => (0u8..6, 1u32..4).prop_map(|(claim, count)| Event::Create(claim, count)),
+        3 => (0u8..6).prop_map(Event::Delete),
+        3 => (0u8..6).prop_map(Event::Prepare),
+        1 => Just(Event::UnprepareAll),
+        1 => Just(Event::Restart),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+    #[test]
+    fn no_device_is_in_two_claims_and_no_claim_waits_for_free_devices(events in prop::collection::vec(event(), 1..60)) {
+        const DEVICES: usize = 4;
+        let mut machine = Machine::new(DEVICES);
+        for event in events {
+            match event {
+                Event::Create(claim, count) if !machine.claims.contains_key(&name(&format!("c{claim}"))) => {
+                    machine.create(&format!("c{claim}"), count);
+                }
+                Event::Create(..) => {}
+                Event::Delete(claim) => machine.delete(&format!("c{claim}")),
+                Event::Prepare(claim) => machine.prepare(&format!("c{claim}")),
+                Event::UnprepareAll => machine.unprepare_all(),
+                Event::Restart => machine.restart(DEVICES),
+            }
+            machine.settle();
+            let mut given = BTreeMap::<String, String>::new();
+            let of_claims = machine.claims.values().filter_map(|claim| Some((claim.uid()?, allocation(claim)?)));
+            let of_node = machine.node_use.claims.iter().map(|(uid, result)| (uid.clone(), result));
+            for (uid, result) in of_claims.chain(of_node) {
+                for device in devices(result) {
+                    let holder = given.entry(device).or_insert_with(|| uid.clone());
+                    prop_assert_eq!(&*holder, &uid);
+                }
+            }
+            let free = DEVICES - given.len();
+            for claim in machine.claims.values().filter(|claim| allocation(claim).is_none()) {
+                let exactly = claim.spec.devices.as_ref().unwrap().requests.as_ref().unwrap()[0].exactly.clone();
+                prop_assert!(exactly.unwrap().count.unwrap() as usize > free, "{} waits", claim.name_any());
+            }
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Carries out decisions at the local API.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::api::{Patch, PatchParams, PostParams};
+use kube::{Api, ResourceExt};
+use serde_json::{Value, json};
+
+use super::ensure_node;
+use super::objects::{Change, Seen};
+use super::state::{FINALIZER, POD_CLAIM, State, Step};
+use crate::client::{ApiError, ErrorKind, KubeClient};
+use nodedock_model::ObjectName;
+
+pub(super) struct Writes {
+    kube: KubeClient,
+    client: kube::Client,
+    node: ObjectName,
+}
+
+impl Writes {
+    pub(super) fn new(kube: KubeClient, node: ObjectName) -> Self {
+        Self { client: kube.client(), kube, node }
+    }
+
+    /// Writes what a step says, and lets the state know.
+    pub(super) async fn take(&self, step: Step, state: &mut State) -> Result<(), ApiError> {
+        let written = match step {
+            Step::MakeNode => {
+                ensure_node(&self.kube, &self.node).await?;
+                None
+            }
+            Step::Make { pod, claim } => self.make(&pod, &claim).await?,
+            Step::Name { pod, claims } => {
+                let pod = self.name(&pod, &claims).await?;
+                state.apply(Change::Pod(Seen::Is(Arc::new(pod))));
+                None
+            }
+            Step::Reserve { claim, consumers } => {
+                let consumers = (!consumers.is_empty()).then_some(consumers);
+                Some(self.status(&claim, json!({ "reservedFor": consumers })).await?)
+            }
+            Step::Release(claim) => Some(self.release(&claim).await?),
+            Step::Allocate(claim) => self.allocate(claim, state).await?,
+        };
+        if let Some(claim) = written {
+            state.put_claim(Arc::new(claim));
+        }
+        Ok(())
+    }
+
+    fn claims(&self, of: &ResourceClaim) -> Api<ResourceClaim> {
+        Api::namespaced(self.client.clone(), &of.namespace().unwrap_or_default())
+    }
+
+    /// A claim of a template. Without the template there is none, and a later template changes nothing for the pod until it is written again.
+    async fn make(&self, pod: &Pod, claim: &PodResourceClaim) -> Result<Option<ResourceClaim>, ApiError> {
+        let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+        let templates = Api::<ResourceClaimTemplate>::namespaced(self.client.clone(), &namespace);
+        let wanted = claim.resource_claim_template_name.as_deref().unwrap_or_default();
+        let template = templates.get(wanted).await?;
+        let of_template = template.spec.metadata.unwrap_or_default();
+        let mut annotations = of_template.annotations.unwrap_or_default();
+        annotations.insert(POD_CLAIM.to_owned(), claim.name.clone());
+        let owner = OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Pod".to_owned(),
+            name: name.clone(),
+            uid: pod.uid().unwrap_or_default(),
+            controller: Some(true),
+            block_owner_deletion: Some(true),
+        };
+        let made = ResourceClaim {
+            metadata: ObjectMeta {
+                generate_name: Some(format!("{name}-{}-", claim.name)),
+                annotations: Some(annotations),
+                labels: of_template.labels,
+                owner_references: Some(vec![owner]),
+                ..ObjectMeta::default()
+            },
+            spec: template.spec.spec,
+            status: None,
+        };
+        let claims = Api::<ResourceClaim>::namespaced(self.client.clone(), &namespace);
+        claims.create(&PostParams::default(), &made).await.map(Some).map_err(ApiError::from)
+    }
+
+    async fn name(&self, pod: &Pod, claims: &BTreeMap<String, String>) -> Result<Pod, ApiError> {
+        let statuses: Vec<Value> =
+            claims.iter().map(|(name, claim)| json!({ "name": name, "resourceClaimName": claim })).collect();
+        let patch = json!({
+            "metadata": { "uid": pod.uid(), "resourceVersion": pod.resource_version() },
+            "status": { "resourceClaimStatuses": statuses },
+        });
+        let pods = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default());
+        pods.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .map_err(ApiError::from)
+    }
+
+    /// Changes fields of the status of the claim as it was read, and no other one of its name.
+    async fn status(&self, claim: &ResourceClaim, status: Value) -> Result<ResourceClaim, ApiError> {
+        let patch = json!({
+            "metadata": { "uid": claim.uid(), "resourceVersion": claim.resource_version() },
+            "status": status,
+        });
+        let claims = self.claims(claim);
+        claims
+            .patch_status(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .map_err(ApiError::from)
+    }
+
+    async fn finalizers(
+        &self,
+        claim: &ResourceClaim,
+        finalizers: Vec<String>,
+    ) -> Result<ResourceClaim, ApiError> {
+        let patch = json!({ "metadata": {
+            "uid": claim.uid(), "resourceVersion": claim.resource_version(), "finalizers": finalizers,
+        }});
+        let claims = self.claims(claim);
+        claims
+            .patch(&claim.name_any(), &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .map_err(ApiError::from)
+    }
+
+    async fn release(&self, claim: &ResourceClaim) -> Result<ResourceClaim, ApiError> {
+        let ended = json!({ "allocation": null, "reservedFor": null, "devices": null });
+        let claim = self.status(claim, ended).await?;
+        let others = claim.finalizers().iter().filter(|name| *name != FINALIZER).cloned().collect();
+        self.finalizers(&claim, others).await
+    }
+
+    /// Protects the claim, and then writes its devices. `None`: there are none now.
+    async fn allocate(
+        &self,
+        claim: Arc<ResourceClaim>,
+        state: &mut State,
+    ) -> Result<Option<ResourceClaim>, ApiError> {
+        let now = k8s_openapi::jiff::Timestamp::now();
+        let result = match state.allocate(&claim, now) {
+            Ok(result) => result,
+            Err(refusal) => {
+                tracing::debug!(claim = claim.name_any(), why = refusal.message, "claim not allocated");
+                return Ok(None);
+            }
+        };
+        let mut finalizers = claim.finalizers().to_vec();
+        let protected = match finalizers.iter().any(|name| name == FINALIZER) {
+            true => ResourceClaim::clone(&claim),
+            false => {
+                finalizers.push(FINALIZER.to_owned());
+                self.finalizers(&claim, finalizers).await?
+            }
+        };
+        let result = serde_json::to_value(&result)
+            .map_err(|error| ApiError::new(ErrorKind::Invalid, error.to_string()))?;
+        let written = self.status(&protected, json!({ "allocation": result })).await?;
+        tracing::info!(claim = %format_args!("{}/{}", written.namespace().unwrap_or_default(), written.name_any()), "claim allocated");
+        Ok(Some(written))
+    }
+}

@@ -1,0 +1,206 @@
+//! The local API by its Unix socket, for the command line.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures::StreamExt;
+use http::uri::{Authority, Scheme};
+use http::{Request, Uri};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams,
+    PostParams, Preconditions,
+};
+use kube::client::Body;
+use kube::runtime::watcher::{self, watcher};
+use kube::runtime::{WatchStreamExt, wait};
+use serde_json::{Value, json};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use super::client::{ApiError, DraResource, DraVersion, ErrorKind, named};
+
+/// Kinds that can be made, by `apiVersion` and `kind`, and whether they are in a namespace.
+const KINDS: [(&str, &str, &str, bool); 6] = [
+    ("", "v1", "Namespace", false),
+    ("", "v1", "Pod", true),
+    ("resource.k8s.io", "v1", "DeviceClass", false),
+    ("resource.k8s.io", "v1", "ResourceClaim", true),
+    ("resource.k8s.io", "v1", "ResourceClaimTemplate", true),
+    ("resource.k8s.io", "v1", "ResourceSlice", false),
+];
+
+/// A client of the local API.
+#[derive(Clone)]
+pub struct LocalClient(kube::Client);
+
+/// Why an object cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    #[error(
+        "{0} is no kind that can be made here: Namespace, Pod (v1), DeviceClass, ResourceClaim, ResourceClaimTemplate and ResourceSlice (resource.k8s.io/v1) are"
+    )]
+    Kind(String),
+    #[error("the object is malformed")]
+    Malformed(#[from] serde_json::Error),
+    #[error(transparent)]
+    Api(#[from] ApiError),
+}
+
+impl LocalClient {
+    /// Tries the socket once.
+    ///
+    /// # Errors
+    ///
+    /// There is no listener, or it may not be opened.
+    pub async fn connect(socket: &Path) -> io::Result<Self> {
+        UnixStream::connect(socket).await?;
+        let path: PathBuf = socket.to_owned();
+        let connector = tower::service_fn(move |_: Uri| {
+            let path = path.clone();
+            Box::pin(async move { UnixStream::connect(path).await.map(TokioIo::new) })
+        });
+        let client = Client::builder(TokioExecutor::new()).build::<_, Body>(connector);
+        let service = tower::service_fn(move |mut request: Request<Body>| {
+            let client = client.clone();
+            let mut parts = request.uri().clone().into_parts();
+            parts.scheme = Some(Scheme::HTTP);
+            parts.authority = Some(Authority::from_static("local"));
+            async move {
+                *request.uri_mut() = Uri::from_parts(parts)?;
+                Ok::<_, tower::BoxError>(client.request(named(request)).await?)
+            }
+        });
+        Ok(Self(kube::Client::new(service, "default")))
+    }
+
+    /// Makes an object, in `namespace` unless it names one.
+    pub async fn create(&self, object: &Value, namespace: &str) -> Result<Value, CreateError> {
+        let text = |field: &str| object[field].as_str().unwrap_or_default().to_owned();
+        let (api_version, kind) = (text("apiVersion"), text("kind"));
+        let of = |(group, version, known, _): &&(&str, &str, &str, bool)| {
+            *known == kind
+                && api_version
+                    == if group.is_empty() { (*version).to_owned() } else { format!("{group}/{version}") }
+        };
+        let Some((group, version, kind, is_namespaced)) = KINDS.iter().find(of) else {
+            return Err(CreateError::Kind(format!("{api_version} {kind}").trim().to_owned()));
+        };
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+        let namespace = object["metadata"]["namespace"].as_str().unwrap_or(namespace);
+        let api: Api<DynamicObject> = match is_namespaced {
+            true => Api::namespaced_with(self.0.clone(), namespace, &resource),
+            false => Api::all_with(self.0.clone(), &resource),
+        };
+        let object: DynamicObject = serde_json::from_value(object.clone())?;
+        let created = api.create(&PostParams::default(), &object).await.map_err(ApiError::from)?;
+        Ok(serde_json::to_value(created)?)
+    }
+
+    fn claims_in(&self, namespace: &str) -> Api<DynamicObject> {
+        Api::namespaced_with(self.0.clone(), namespace, &DraVersion::V1.resource(DraResource::Claims))
+    }
+
+    /// Every claim of a namespace; of all, if it is none.
+    pub async fn claims(&self, namespace: Option<&str>) -> Result<Vec<Value>, ApiError> {
+        let resource = DraVersion::V1.resource(DraResource::Claims);
+        let api = match namespace {
+            Some(namespace) => self.claims_in(namespace),
+            None => Api::all_with(self.0.clone(), &resource),
+        };
+        list(&api, &resource).await
+    }
+
+    /// The slices of all drivers.
+    pub async fn slices(&self) -> Result<Vec<Value>, ApiError> {
+        let resource = DraVersion::V1.resource(DraResource::Slices);
+        list(&Api::all_with(self.0.clone(), &resource), &resource).await
+    }
+
+    pub async fn claim(&self, namespace: &str, name: &str) -> Result<Option<Value>, ApiError> {
+        let found = self.claims_in(namespace).get_opt(name).await?;
+        Ok(found.and_then(|claim| serde_json::to_value(claim).ok()))
+    }
+
+    /// Adds annotations to the claim with this UID.
+    pub async fn annotate(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        annotations: &[(String, String)],
+    ) -> Result<(), ApiError> {
+        let annotations: serde_json::Map<_, _> =
+            annotations.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
+        let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
+        self.claims_in(namespace).patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    /// Deletes a claim, the one with this UID if it is given. Returns whether it was there.
+    pub async fn delete_claim(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: Option<&str>,
+    ) -> Result<bool, ApiError> {
+        let mut params = DeleteParams::default();
+        if let Some(uid) = uid {
+            params =
+                params.preconditions(Preconditions { uid: Some(uid.to_owned()), ..Preconditions::default() });
+        }
+        match self.claims_in(namespace).delete(name, &params).await.map_err(ApiError::from) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Waits until a claim is allocated, and returns it. `None`: it was deleted, or is not there.
+    pub async fn until_allocated(&self, namespace: &str, name: &str) -> Option<Value> {
+        let fields = format!("metadata.name={name}");
+        let config = watcher::Config::default().fields(&fields);
+        let events = watcher(self.claims_in(namespace), config).default_backoff();
+        let mut events = std::pin::pin!(events);
+        let mut found = false;
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(watcher::Event::InitApply(claim) | watcher::Event::Apply(claim)) => {
+                    found = true;
+                    if claim.metadata.deletion_timestamp.is_some() {
+                        return None;
+                    }
+                    let is_allocated = claim.data["status"]["allocation"].is_object();
+                    if let (true, Ok(claim)) = (is_allocated, serde_json::to_value(claim)) {
+                        return Some(claim);
+                    }
+                }
+                Ok(watcher::Event::InitDone) if !found => return None,
+                Ok(watcher::Event::Delete(_)) => return None,
+                Ok(_) => {}
+                // The daemon may be away for a moment.
+                Err(error) => tracing::debug!(%error, "the claim cannot be watched now"),
+            }
+        }
+        None
+    }
+
+    /// Waits until the claim with this UID is gone. Returns whether it is.
+    pub async fn until_gone(&self, namespace: &str, name: &str, uid: &str, most: Duration) -> bool {
+        let gone = wait::await_condition(self.claims_in(namespace), name, wait::conditions::is_deleted(uid));
+        matches!(timeout(most, gone).await, Ok(Ok(_)))
+    }
+}
+
+async fn list(api: &Api<DynamicObject>, resource: &ApiResource) -> Result<Vec<Value>, ApiError> {
+    let listed = api.list(&ListParams::default()).await?;
+    let whole = |object: DynamicObject| {
+        let mut object = serde_json::to_value(object).ok()?;
+        object["apiVersion"] = resource.api_version.clone().into();
+        object["kind"] = resource.kind.clone().into();
+        Some(object)
+    };
+    Ok(listed.items.into_iter().filter_map(whole).collect())
+}

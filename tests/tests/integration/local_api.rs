@@ -1,0 +1,230 @@
+//! A machine without a cluster: claims of the local API, by selectors, with devices of a driver file.
+
+mod programs;
+
+use nodedock_kube::local_client::LocalClient;
+use nodedock_tests::drivers::MOCK_GPU_FILE;
+use nodedock_tests::{Daemon, Options, Root};
+use serde_json::Value;
+
+const CLASS: &str = r#"
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: gpu}
+spec:
+  selectors: [{cel: {expression: 'device.driver == "mock-gpu.nodedock.dev"'}}]
+"#;
+
+/// A machine with four GPUs and a class for them.
+async fn machine() -> Daemon {
+    machine_with(Options::default().flag("--local-api")).await
+}
+
+async fn machine_with(options: Options) -> Daemon {
+    let daemon = Daemon::start_with(options).await;
+    daemon.install_gpus("driverVersion: 1.0.0\n");
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    let api = api(&daemon).await;
+    while api.slices().await.unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let class = daemon.write("class.yaml", CLASS);
+    daemon
+        .cli(&["claim", "create", "-f", class.to_str().unwrap()])
+        .await
+        .done_with(&["deviceclass gpu created"]);
+    daemon
+}
+
+async fn api(root: &Root) -> LocalClient {
+    LocalClient::connect(&root.socket().with_file_name("api.sock")).await.expect("the local API listens")
+}
+
+fn claim(name: &str, request: &str) -> String {
+    format!(
+        "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {{name: {name}}}\nspec: {{devices: {{requests: [{{name: gpu, exactly: {request}}}]}}}}\n"
+    )
+}
+
+/// Makes a claim that has to be allocated, and returns its devices.
+async fn create(root: &Root, name: &str, request: &str) -> Vec<String> {
+    let file = root.write(&format!("{name}.yaml"), claim(name, request));
+    root.cli(&["claim", "create", "-f", file.to_str().unwrap()]).await.done();
+    devices(root, name).await
+}
+
+async fn devices(root: &Root, name: &str) -> Vec<String> {
+    let claim = root.cli(&["claim", "get", name, "-o", "json"]).await.json();
+    let results = claim["status"]["allocation"]["devices"]["results"].as_array().cloned().unwrap_or_default();
+    results.iter().map(|result| result["device"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn a_claim_gets_devices_by_its_selector_and_keeps_them_over_crashes_until_it_is_deleted() {
+    let mut daemon = machine().await;
+    let selector = r#"{deviceClassName: gpu, selectors: [{cel: {expression: 'device.attributes["mock-gpu.nodedock.dev"].index == 2'}}]}"#;
+    let request = r#"{deviceClassName: gpu, allocationMode: ExactCount, count: 2}"#;
+    assert_eq!(create(&daemon, "third", selector).await, ["gpu-2"]);
+    assert_eq!(create(&daemon, "two", request).await, ["gpu-0", "gpu-1"]);
+    daemon.crash().await;
+    assert_eq!(devices(&daemon, "two").await, ["gpu-0", "gpu-1"]);
+    let prepared = ["prepare", "--pod", "web", "--claim", "two"];
+    let before = daemon.cli(&prepared).await.done_with(&["mock-gpu.nodedock.dev/claim="]);
+    daemon.crash().await;
+    assert_eq!(daemon.cli(&prepared).await.done(), before);
+    let get = daemon.cli(&["claim", "get", "two", "-o", "wide"]).await;
+    get.done_with(&["allocated,reserved", "gpus/gpu-0", "pods/web"]);
+    // In use, it outlives its deletion.
+    let delete = daemon.cli(&["claim", "delete", "two", "--timeout", "1"]).await;
+    delete.failed_with(1, &["claim default/two is in use"]);
+    daemon.cli(&["unprepare", "default/web"]).await.done();
+    let (api, uid) = (api(&daemon).await, uid(&daemon, "two").await);
+    if let Some(uid) = uid {
+        assert!(api.until_gone("default", "two", &uid, nodedock_tests::DEADLINE).await);
+    }
+    daemon.cli(&["claim", "get", "two"]).await.failed_with(1, &["there is no claim \"default/two\""]);
+    daemon.cli(&["claim", "delete", "third"]).await.done_with(&["claim default/third deleted"]);
+    daemon.assert_empty().await;
+}
+
+async fn uid(root: &Root, name: &str) -> Option<String> {
+    let output = root.cli(&["claim", "get", name, "-o", "json"]).await;
+    let claim: Value = serde_json::from_str(&output.stdout).ok()?;
+    claim["metadata"]["uid"].as_str().map(str::to_owned)
+}
+
+#[tokio::test]
+async fn a_claim_that_cannot_have_devices_says_for_each_one_why_and_gets_them_when_it_can() {
+    let daemon = machine().await;
+    let all = r#"{deviceClassName: gpu, allocationMode: ExactCount, count: 4}"#;
+    assert_eq!(create(&daemon, "all", all).await.len(), 4);
+    let file = daemon.write("one.yaml", claim("one", "{deviceClassName: gpu}"));
+    let create = ["claim", "create", "-f", file.to_str().unwrap(), "--timeout", "1"];
+    daemon
+        .cli(&create)
+        .await
+        .failed_with(1, &["claim default/one waits for devices", "nodedock explain claim default/one"]);
+    let why = ["is not allocated: request \"gpu\" needs 1 device", "gpus/gpu-3: in use by claim"];
+    daemon.cli(&["explain", "claim", "one"]).await.done_with(&why);
+    daemon.cli(&["claim", "describe", "one"]).await.done_with(&[
+        "is pending",
+        "request gpu: 1 of class gpu",
+        why[1],
+    ]);
+    let explained = daemon.cli(&["explain", "claim", "one", "-o", "json"]).await.json();
+    assert_eq!(explained["waiting"][0]["excluded"].as_array().map(Vec::len), Some(4), "{explained}");
+    daemon.cli(&["claim", "delete", "all"]).await.done();
+    assert!(api(&daemon).await.until_allocated("default", "one").await.is_some());
+}
+
+#[tokio::test]
+async fn a_pod_of_a_template_has_a_claim_of_its_own_that_ends_with_it() {
+    let daemon = machine().await;
+    let text = r#"
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: one-gpu}
+spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu}}]}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec:
+  containers: [{name: main, image: none}]
+  resourceClaims: [{name: gpu, resourceClaimTemplateName: one-gpu}]
+"#;
+    let file = daemon.write("pod.yaml", text);
+    daemon
+        .cli(&["claim", "create", "-f", file.to_str().unwrap()])
+        .await
+        .done_with(&["pod default/web created"]);
+    let api = api(&daemon).await;
+    let made = loop {
+        let claims = api.claims(Some("default")).await.unwrap();
+        match claims.first() {
+            Some(claim) => break claim["metadata"]["name"].as_str().unwrap().to_owned(),
+            None => tokio::task::yield_now().await,
+        }
+    };
+    assert!(made.starts_with("web-gpu-"), "{made}");
+    assert!(api.until_allocated("default", &made).await.is_some());
+}
+
+#[tokio::test]
+async fn slices_are_those_of_the_drivers_and_an_api_that_is_off_says_so() {
+    let daemon = machine().await;
+    daemon.cli(&["get", "slices"]).await.done_with(&["mock-gpu.nodedock.dev", "/gpus", "4"]);
+    let slices = daemon.cli(&["get", "slices", "mock-gpu.nodedock.dev", "-o", "json"]).await.json();
+    assert_eq!(slices[0]["spec"]["devices"].as_array().map(Vec::len), Some(4), "{slices}");
+    daemon.cli(&["get", "slices", "other.dev"]).await.failed_with(1, &["there is no slice \"other.dev\""]);
+    // Nothing listens on an address unless it is asked for.
+    daemon.cli(&["kubeconfig"]).await.failed_with(2, &["the local API has no address", "--local-api-listen"]);
+    let off = crate::with_gpus().await;
+    for command in [["claim", "get"], ["get", "slices"]] {
+        off.cli(&command).await.failed_with(3, &["the local API is not reachable", "--local-api"]);
+    }
+}
+
+/// A slice of another program, with devices of the same name.
+fn slice(driver: &str, devices: usize) -> String {
+    let devices = vec![serde_json::json!({ "name": "d" }); devices];
+    let pool = serde_json::json!({ "name": "p", "generation": 1, "resourceSliceCount": 1 });
+    serde_json::json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": { "name": "theirs" },
+        "spec": { "driver": driver, "allNodes": true, "pool": pool, "devices": devices },
+    })
+    .to_string()
+}
+
+#[tokio::test]
+async fn what_is_malformed_is_refused_with_its_place() {
+    let daemon = machine().await;
+    for (object, parts) in [
+        (
+            claim("a", "{deviceClassName: gpu, selectors: [{cel: {expression: 'device.nosuch'}}]}"),
+            vec!["a.yaml, object 1", "selectors[0].cel.expression"],
+        ),
+        (
+            claim("a", "{deviceClassName: gpu, selectors: [{cel: {expression: '1 +'}}]}"),
+            vec!["selectors[0].cel.expression"],
+        ),
+        (claim("a", "{deviceClassName: gpu, count: -1}"), vec!["spec.devices.requests[0].exactly.count"]),
+        (claim("A", "{deviceClassName: gpu}"), vec!["metadata.name"]),
+        (
+            "kind: Deployment\napiVersion: apps/v1\n".to_owned(),
+            vec!["apps/v1 Deployment is no kind that can be made here"],
+        ),
+        ("{".to_owned(), vec!["a.yaml"]),
+        (
+            slice("mock-gpu.nodedock.dev", 1),
+            vec!["spec.driver: Forbidden: the slices of this driver are published by the daemon"],
+        ),
+        (slice("other.dev", 2), vec!["spec.devices[1]: Duplicate value"]),
+    ] {
+        let file = daemon.write("a.yaml", object);
+        daemon.cli(&["claim", "create", "-f", file.to_str().unwrap()]).await.failed_with(1, &parts);
+    }
+    assert_eq!(api(&daemon).await.claims(None).await.unwrap(), Vec::<Value>::new());
+    // A class that is not there yet is no error of the claim.
+    let file = daemon.write("a.yaml", claim("a", "{deviceClassName: other}"));
+    let create = ["claim", "create", "-f", file.to_str().unwrap(), "--timeout", "1"];
+    daemon.cli(&create).await.failed_with(1, &["claim default/a waits for devices", "other"]);
+}
+
+#[tokio::test]
+async fn kubectl_s_address_is_loopback_with_a_token_that_a_restart_keeps() {
+    let open = ["run", "--local-api", "--local-api-listen", "0.0.0.0:80"];
+    Root::new().cli(&open).await.failed_with(2, &["loopback addresses alone, and 0.0.0.0:80 is none"]);
+    let stray = ["run", "--local-api-listen", "127.0.0.1:80"];
+    Root::new().cli(&stray).await.failed_with(2, &["--local-api-listen has no effect without --local-api"]);
+    let options = Options::default().flag("--local-api").arg("--local-api-listen", "127.0.0.1:0");
+    let mut daemon = machine_with(options).await;
+    let kubeconfig = daemon.cli(&["kubeconfig"]).await.json();
+    let server = &kubeconfig["clusters"][0]["cluster"]["server"];
+    assert!(server.as_str().unwrap().starts_with("https://127.0.0.1:"), "{kubeconfig}");
+    daemon.restart().await;
+    let again = daemon.cli(&["kubeconfig"]).await.json();
+    assert_eq!(again["users"], kubeconfig["users"]);
+    let authority = |config: &Value| config["clusters"][0]["cluster"]["certificate-authority-data"].clone();
+    assert_eq!(authority(&again), authority(&kubeconfig));
+}

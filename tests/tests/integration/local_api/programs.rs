@@ -1,0 +1,168 @@
+//! `nodedock run-with`: a device belongs to a program, and to what it left behind, for as long as they run, whatever is killed meanwhile.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use nodedock_tests::{Daemon, Root};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
+use tokio::time::timeout;
+
+use super::{api, machine};
+
+const ONE: &str = r#"device.attributes["mock-gpu.nodedock.dev"].index == 0"#;
+
+/// A program that runs with a device, and what it writes.
+struct Program {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Program {
+    fn start(root: &Root, select: &str, arguments: &[&str]) -> Self {
+        let mut command: Command = root.command();
+        command.args(["run-with", "--class", "gpu", "--select", select, "--"]).args(arguments);
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    /// One that holds the device until its process is killed, and that process.
+    async fn that_stays(root: &Root) -> (Self, Pid) {
+        let mut program = Self::start(root, ONE, &["sh", "-c", "echo $$; exec tail -f /dev/null"]);
+        let pid = program.line().await.parse().unwrap();
+        (program, Pid::from_raw(pid).unwrap())
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(i32::try_from(self.child.id().unwrap()).unwrap()).unwrap()
+    }
+
+    async fn line(&mut self) -> String {
+        let line = timeout(nodedock_tests::DEADLINE, self.lines.next_line()).await;
+        line.expect("it writes a line").unwrap().expect("it has not ended")
+    }
+
+    async fn ended(&mut self) -> Option<i32> {
+        let ended = timeout(nodedock_tests::DEADLINE, self.child.wait()).await;
+        ended.expect("it ends").unwrap().code()
+    }
+}
+
+/// Waits until no claim is left, neither in the API nor prepared.
+async fn until_nothing_is_left(daemon: &Daemon) {
+    let api = api(daemon).await;
+    for claim in api.claims(None).await.unwrap() {
+        let of = |field: &str| claim["metadata"][field].as_str().unwrap().to_owned();
+        assert!(
+            api.until_gone(&of("namespace"), &of("name"), &of("uid"), nodedock_tests::DEADLINE).await,
+            "{claim}"
+        );
+    }
+    daemon.until_no_claims().await;
+    daemon.assert_empty().await;
+}
+
+/// Fails if another one is in the directory's place, and tells when it begins and ends.
+fn alone(order: &Path, name: usize) -> String {
+    let (lock, order) = (order.with_extension("lock"), order.display());
+    let lock = lock.display();
+    format!(
+        "mkdir {lock} || exit 9; echo {name} >> {order}; test -n \"$NODEDOCK_CDI_DEVICES\" || exit 8; rmdir {lock}"
+    )
+}
+
+#[tokio::test]
+async fn sixteen_programs_that_want_one_device_have_it_one_after_the_other_in_their_order_while_the_daemon_crashes()
+ {
+    let mut daemon = machine().await;
+    let order = daemon.path().join("order");
+    let (mut holder, held) = Program::that_stays(&daemon).await;
+    let mut programs = Vec::new();
+    for name in 0..16 {
+        let script = alone(&order, name);
+        programs.push(Program::start(&daemon, ONE, &["sh", "-c", &script]));
+        // Its claim is there before the next one's.
+        let api = api(&daemon).await;
+        while api.claims(None).await.unwrap().len() < name + 2 {
+            tokio::task::yield_now().await;
+        }
+    }
+    daemon.crash().await;
+    // One waits for the device no more, and one holds it without its parent.
+    kill_process(programs[3].pid(), Signal::KILL).unwrap();
+    kill_process(holder.pid(), Signal::KILL).unwrap();
+    holder.ended().await;
+    daemon.crash().await;
+    assert!(!order.exists(), "the device is held");
+    kill_process(held, Signal::KILL).unwrap();
+    daemon.crash().await;
+    let mut codes = Vec::new();
+    for program in &mut programs {
+        codes.push(program.ended().await);
+    }
+    let expected: Vec<_> = (0..16).map(|name| (name != 3).then_some(0)).collect();
+    assert_eq!(codes, expected, "{}", daemon.log());
+    let order = std::fs::read_to_string(order).unwrap();
+    let order: Vec<usize> = order.lines().map(|name| name.parse().unwrap()).collect();
+    assert_eq!(order, (0..16).filter(|name| *name != 3).collect::<Vec<_>>());
+    until_nothing_is_left(&daemon).await;
+}
+
+#[tokio::test]
+async fn a_program_keeps_its_device_when_its_parent_is_killed_and_frees_it_when_it_ends_without_the_daemon() {
+    let mut daemon = machine().await;
+    let (mut first, program) = Program::that_stays(&daemon).await;
+    kill_process(first.pid(), Signal::KILL).unwrap();
+    first.ended().await;
+    let mut second = Program::start(&daemon, ONE, &["sh", "-c", "echo has"]);
+    let waits = api(&daemon).await;
+    while waits.claims(None).await.unwrap().len() < 2 {
+        tokio::task::yield_now().await;
+    }
+    daemon.crash().await;
+    assert_eq!(daemon.claims().await.len(), 1, "the first one's is prepared");
+    daemon.kill9().await;
+    kill_process(program, Signal::KILL).unwrap();
+    daemon.run().await;
+    assert_eq!((second.line().await.as_str(), second.ended().await), ("has", Some(0)));
+    until_nothing_is_left(&daemon).await;
+}
+
+#[tokio::test]
+async fn what_a_program_leaves_behind_keeps_the_device_and_its_exit_code_is_passed_on() {
+    let daemon = machine().await;
+    // The background process writes its number, and outlives the program.
+    let mut program = Program::start(
+        &daemon,
+        ONE,
+        &["sh", "-c", "(exec </dev/zero; echo $(sh -c 'echo $PPID'); exec cat >/dev/null) & exit 7"],
+    );
+    let left = Pid::from_raw(program.line().await.parse().unwrap()).unwrap();
+    assert_eq!(daemon.claims().await.len(), 1);
+    assert!(program.child.try_wait().unwrap().is_none(), "it waits");
+    kill_process(left, Signal::KILL).unwrap();
+    assert_eq!(program.ended().await, Some(7));
+    until_nothing_is_left(&daemon).await;
+}
+
+#[tokio::test]
+async fn a_program_that_cannot_have_a_device_or_cannot_start_leaves_nothing() {
+    let daemon = machine().await;
+    let select = ["run-with", "--class", "gpu", "--timeout", "1", "--select", "false", "--", "true"];
+    daemon.cli(&select).await.failed_with(1, &["there are no devices", "4 not matched by selectors"]);
+    let nonsense = ["run-with", "--class", "gpu", "--select", "device.driver > 1", "--", "true"];
+    daemon.cli(&nonsense).await.failed_with(1, &["make a claim", "expression"]);
+    let missing = ["run-with", "--class", "gpu", "--", "/no/such/program"];
+    daemon.cli(&missing).await.failed_with(127, &["/no/such/program"]);
+    daemon.cli(&["run-with", "--class", "gpu", "--", "podman", "ps"]).await.failed_with(2, &["podman run"]);
+    let mut waits = Program::start(&daemon, "false", &["true"]);
+    let api = api(&daemon).await;
+    while api.claims(None).await.unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    kill_process(waits.pid(), Signal::TERM).unwrap();
+    assert_eq!(waits.ended().await, Some(130));
+    until_nothing_is_left(&daemon).await;
+}
