@@ -5,6 +5,10 @@ use std::process::{Command, Stdio};
 
 use crate::machine::program;
 
+/// Arguments of the linker for programs of `tests/interop/kubernetes`, which say their version: that of its `go.mod`.
+pub const KUBERNETES_VERSION_FLAGS: &str = "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.2 \
+    -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36";
+
 /// A Go module with programs in `cmd`.
 #[derive(Debug)]
 pub struct Module<'a> {

@@ -13,20 +13,21 @@ use tokio::time::timeout;
 
 use crate::programs::{self, Running};
 
-const NAME: &str = "gpu.example.com";
+pub(crate) const NAME: &str = "gpu.example.com";
 const SERVICE: &str = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/";
 
 /// The driver's program, or nothing and a line that says what is left out.
-fn program() -> Option<PathBuf> {
+pub(crate) fn program() -> Option<PathBuf> {
     or_skip("a driver on the official library in Go", programs::go("dra-driver"))
 }
 
 /// A running instance of the driver. It is killed when dropped.
-struct Driver(Running);
+pub(crate) struct Driver(Running);
 
 impl Driver {
-    /// Starts it on the directories of a root. Its claims are those of `compose`, each with a device of the claim's name.
-    async fn start(root: &Root, program: &PathBuf, options: &[&str]) -> Self {
+    /// Starts it on the directories of a root. Its claims are those of `compose`, each with a device of the claim's name, unless an option
+    /// names an API server.
+    pub(crate) async fn start(root: &Root, program: &PathBuf, options: &[&str]) -> Self {
         let data = root.path().join("plugins").join(NAME);
         std::fs::create_dir_all(&data).expect("a directory of a new root");
         let mut command = Command::new(program);
@@ -46,7 +47,7 @@ impl Driver {
     }
 
     /// The next call of a method of the DRA service: its claims.
-    async fn claims_of(&mut self, method: &str) -> Value {
+    pub(crate) async fn claims_of(&mut self, method: &str) -> Value {
         let full = format!("{SERVICE}{method}");
         let mut call =
             self.event(&format!("{method} is called"), |event| event["method"] == full.as_str()).await;
@@ -65,13 +66,13 @@ impl Driver {
         assert!(ended.expect("a child can be waited for").success());
     }
 
-    async fn kill(mut self) {
+    pub(crate) async fn kill(mut self) {
         self.0.process.kill().await.expect("a child may be killed");
     }
 }
 
 /// Waits until the instance whose socket's name contains `instance` serves.
-async fn until_serving(daemon: &Daemon, instance: &str) {
+pub(crate) async fn until_serving(daemon: &Daemon, instance: &str) {
     daemon
         .until(&format!("{NAME} {instance} serves"), async |mut client| {
             let answer = client.list_drivers(v1::ListDriversRequest::default()).await;

@@ -1,16 +1,19 @@
 //! Other people's software against the real daemon, and against the sockets that drivers in Rust make.
 
+mod allocations;
 mod device_attributes;
 mod device_metadata;
 mod device_plugin;
 mod dra_driver;
 mod kubelet;
+mod local_api;
 mod metrics;
 mod node_api;
 mod pod_resources;
 mod policy;
 mod programs;
 mod registration;
+mod selectors;
 
 use std::path::Path;
 use std::process::Stdio;

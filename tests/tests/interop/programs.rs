@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 use nodedock_tests::DEADLINE;
-use nodedock_tests::go::Module;
+use nodedock_tests::go::{KUBERNETES_VERSION_FLAGS, Module};
 use nodedock_tests::machine::{program, run};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
@@ -14,12 +14,21 @@ use tokio::time::timeout;
 
 /// A program of the Go module, built. Without Go or its modules there is none; a program that does not compile is a failure.
 pub(crate) fn go(name: &str) -> Result<PathBuf, String> {
+    built("go", name, "")
+}
+
+/// The command line of Kubernetes, from the module of its other parts.
+pub(crate) fn kubectl() -> Result<PathBuf, String> {
+    built("kubernetes", "kubectl", KUBERNETES_VERSION_FLAGS)
+}
+
+fn built(module: &str, name: &str, linker_flags: &str) -> Result<PathBuf, String> {
     // One at a time: they share most of what has to be compiled.
     static BUILDING: Mutex<()> = Mutex::new(());
     let _building = BUILDING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
     let output = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interop");
-    let sources = sources("go");
-    Module { sources, output, fetch_seconds: 300, build_seconds: 900, linker_flags: "" }.program(name)
+    let sources = sources(module);
+    Module { sources, output, fetch_seconds: 300, build_seconds: 900, linker_flags }.program(name)
 }
 
 /// A Python that has grpcio.

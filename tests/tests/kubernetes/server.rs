@@ -6,13 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 
-use nodedock_tests::go::Module;
+use nodedock_tests::go::{KUBERNETES_VERSION_FLAGS, Module};
 use nodedock_tests::machine::or_skip;
 use serde_json::{Value, json};
-
-/// Version of Kubernetes, as `tests/interop/kubernetes/go.mod` has it.
-const LINKER_FLAGS: &str = "-s -w -X k8s.io/component-base/version.gitVersion=v1.36.2 \
-    -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=36";
 
 /// How to reach a running API server, and what else the tests need of the control plane.
 #[derive(Debug)]
@@ -46,7 +42,7 @@ impl Server {
             output: target.join("interop"),
             fetch_seconds: 900,
             build_seconds: 1800,
-            linker_flags: LINKER_FLAGS,
+            linker_flags: KUBERNETES_VERSION_FLAGS,
         };
         let program = module.program("kubernetes")?;
         // The server removes it at its end.

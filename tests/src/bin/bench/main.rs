@@ -6,6 +6,7 @@ mod claims;
 mod containment;
 mod devices;
 mod kubelet;
+mod local;
 mod native;
 mod sandbox;
 mod seam;
@@ -132,7 +133,7 @@ async fn main() -> Result<()> {
     let before = args.compare.as_deref().map_or(Ok(Vec::new()), table::read)?;
     let size = Size { spans: args.spans, ..if args.quick { QUICK } else { FULL } };
     let mut table = Table::default();
-    let sections: [(&str, Section); 12] = [
+    let sections: [(&str, Section); 13] = [
         ("store", |size, table| store::run(size, table).boxed_local()),
         ("sandbox", |size, table| sandbox::run(size, table).boxed_local()),
         ("claims", |size, table| claims::run(size, table).boxed_local()),
@@ -141,6 +142,7 @@ async fn main() -> Result<()> {
         ("containment", |size, table| containment::run(size, table).boxed_local()),
         ("swap", |size, table| swap::run(size, table).boxed_local()),
         ("kubelet", |size, table| kubelet::run(size, table).boxed_local()),
+        ("local", |size, table| local::run(size, table).boxed_local()),
         ("seam", |size, table| seam::run(size, table).boxed_local()),
         ("simulate", |size, table| simulate::run(size, table).boxed_local()),
         ("slices", |size, table| slices::run(size, table).boxed_local()),

@@ -2,7 +2,8 @@
 // prepares and unprepares claims, and writes its calls to standard output, one JSON object per line.
 //
 // The helper reads each claim from an API server before it calls the driver. Here that is a server inside this process: with --claims it
-// serves the claims of a file, otherwise every requested claim, with one device of this driver; with --server it is that one.
+// serves the claims of a file, otherwise every requested claim, with one device of this driver; with --server or --kubeconfig it is that
+// one.
 package main
 
 import (
@@ -21,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
@@ -43,6 +45,7 @@ func run() error {
 	failClaim := flag.String("fail-claim", "", "regular expression of the names of claims that are refused")
 	claimsFile := flag.String("claims", "", "JSON file with a list of ResourceClaims (default: each claim exists)")
 	server := flag.String("server", "", "URL of an API server to read claims from, which takes the token of the variable TOKEN")
+	kubeconfig := flag.String("kubeconfig", "", "file that describes an API server to read claims from, in place of --server")
 	serverCA := flag.String("server-ca", "", "file with the certificate of that server")
 	cdiDir := flag.String("cdi-dir", "", "directory to write a CDI spec for each claim to (default: none is written)")
 	checkpoint := flag.String("checkpoint", "", "file to store the prepared claims in, durably (default: none is written)")
@@ -78,6 +81,11 @@ func run() error {
 		// Without the client's own pause between requests.
 		config = &rest.Config{Host: *server, BearerToken: os.Getenv("TOKEN"), QPS: -1}
 		config.CAFile = *serverCA
+	}
+	if *kubeconfig != "" {
+		if config, err = clientcmd.BuildConfigFromFlags("", *kubeconfig); err != nil {
+			return err
+		}
 	}
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {

@@ -1,0 +1,103 @@
+//! Claims of the local API: from a claim's creation to its devices, and to its prepare, beside a prepare of a named device.
+
+use nodedock_kube::local_client::LocalClient;
+use nodedock_proto::node::v1;
+use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
+use nodedock_tests::{Daemon, Options, Root, compose};
+use serde_json::{Value, json};
+
+use crate::table::{Table, Times};
+use crate::{CdiOnTmpfs, Size};
+
+/// Devices of the machine: as many as one driver file may have.
+const DEVICES: usize = 4096;
+
+pub(crate) async fn run(size: Size, table: &mut Table) {
+    let [_, live, _] = size.live;
+    let cdi = CdiOnTmpfs::new();
+    let root = Root::new();
+    root.install_gpus(&format!("pools:\n- {{name: gpus, count: {DEVICES}}}\n"));
+    let daemon = Daemon::start_on(root, cdi.with(Options::default().flag("--local-api"))).await;
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    let socket = daemon.socket().with_file_name("api.sock");
+    let api = LocalClient::connect(&socket).await.expect("the local API listens");
+    until_published(&api).await;
+    let selector = format!("device.driver == '{MOCK_GPU_NAME}'");
+    let class = json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": { "name": "gpu" },
+        "spec": { "selectors": [{ "cel": { "expression": selector } }] },
+    });
+    api.create(&class, "default").await.expect("a class");
+    for n in 0..live {
+        allocated(&api, &format!("live-{n}")).await;
+    }
+    let (mut named, mut allocations, mut both) = (Times::default(), Times::default(), Times::default());
+    let mut client = daemon.client();
+    for n in 0..size.single {
+        // The last devices, which no claim of the API gets: it has the first that are free.
+        let device = format!("gpus/gpu-{}", DEVICES - 1 - n % (DEVICES / 4));
+        let pod = compose::pod(&format!("named-{n}"));
+        let request = compose::request(&pod, &[&compose::gpu_claim(&format!("named-{n}"), &[&device])]);
+        named.time(async { prepared(client.prepare_pod(request.clone()).await) }).await;
+        client.unprepare_pod(v1::UnpreparePodRequest { pod: Some(pod) }).await.expect("unprepare");
+
+        let (name, pod) = (format!("claim-{n}"), compose::pod(&format!("pod-{n}")));
+        let request = of_claim(&pod, &name);
+        let work = async {
+            let claim = allocations.time(allocated(&api, &name)).await;
+            prepared(client.prepare_pod(request).await);
+            claim
+        };
+        let claim = both.time(work).await;
+        client.unprepare_pod(v1::UnpreparePodRequest { pod: Some(pod) }).await.expect("unprepare");
+        api.delete_claim("default", &name, claim["metadata"]["uid"].as_str()).await.expect("delete");
+    }
+    let row = format!("prepare of a named device, {DEVICES} devices, {live} claims");
+    table.times(&row, &named, "", "in turns with the next rows");
+    table.times("allocate a claim of the local API", &allocations, &row, "from its creation, one selector");
+    table.times("allocate and prepare it", &both, &row, "");
+}
+
+async fn until_published(api: &LocalClient) {
+    let count = |slices: Vec<Value>| {
+        slices.iter().map(|slice| slice["spec"]["devices"].as_array().map_or(0, Vec::len)).sum::<usize>()
+    };
+    while count(api.slices().await.expect("slices")) < DEVICES {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Makes a claim of one device, and waits until it has it.
+async fn allocated(api: &LocalClient, name: &str) -> Value {
+    let claim = json!({
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": { "name": name },
+        "spec": { "devices": { "requests": [{ "name": "gpu", "exactly": { "deviceClassName": "gpu" } }] } },
+    });
+    api.create(&claim, "default").await.expect("a claim");
+    api.until_allocated("default", name).await.expect("there are devices")
+}
+
+fn of_claim(pod: &v1::ObjectRef, claim: &str) -> v1::PreparePodRequest {
+    let pod_claim_name = "gpu".to_owned();
+    let reference = v1::ClaimReference {
+        pod_claim_name: pod_claim_name.clone(),
+        claim_name: claim.to_owned(),
+        claim_uid: String::new(),
+    };
+    let container = v1::Container {
+        name: "main".to_owned(),
+        claims: vec![v1::ContainerClaim { pod_claim_name, request: String::new() }],
+        ..v1::Container::default()
+    };
+    v1::PreparePodRequest {
+        pod: Some(pod.clone()),
+        claims: vec![reference],
+        containers: vec![container],
+        ..v1::PreparePodRequest::default()
+    }
+}
+
+fn prepared(answer: Result<tonic::Response<v1::PreparePodResponse>, tonic::Status>) {
+    let answer = answer.expect("an answer").into_inner();
+    assert!(answer.claims.iter().all(|claim| claim.outcome == "prepared"), "{answer:?}");
+}
