@@ -403,7 +403,8 @@ impl Drop for Daemon {
 }
 
 /// The processes that a process of one thread started and has not waited for.
-fn children(parent: Pid) -> Vec<Pid> {
+/// The child processes of a process.
+pub fn children(parent: Pid) -> Vec<Pid> {
     let id = parent.as_raw_nonzero();
     let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
     children.split_whitespace().filter_map(|pid| Pid::from_raw(pid.parse().ok()?)).collect()

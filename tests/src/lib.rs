@@ -19,7 +19,7 @@ mod service;
 pub mod versions;
 pub mod wait;
 
-pub use daemon::{Client, Daemon, Options};
+pub use daemon::{Client, Daemon, Options, children};
 pub use root::{Output, Root, assert_parts};
 
 /// How long anything is waited for. It only bounds a failure: a machine may be slow, and no test depends on time.

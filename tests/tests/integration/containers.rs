@@ -12,15 +12,15 @@ use nodedock_tests::{Daemon, Options, Root};
 use serde_json::Value;
 
 /// Where podman looks; its version here takes no other directory.
-const CDI_DIR: &str = "/var/run/cdi";
+pub(crate) const CDI_DIR: &str = "/var/run/cdi";
 
-struct Podman {
+pub(crate) struct Podman {
     podman: PathBuf,
     runtime: PathBuf,
 }
 
 impl Podman {
-    fn find() -> Result<Self, String> {
+    pub(crate) fn find() -> Result<Self, String> {
         let podman = program("podman").ok_or("podman is not installed")?;
         let runtime = program("runc").ok_or("runc is not installed")?;
         if !is_root() {
@@ -33,19 +33,34 @@ impl Podman {
         Ok(Self { podman, runtime })
     }
 
-    /// Runs a shell command in a container with the devices, on a directory with nothing but busybox.
-    async fn run(&self, root: &Root, devices: &[&str], script: &str) -> Result<String, String> {
+    /// What runs a shell command in a container, on a directory with nothing but busybox.
+    pub(crate) fn arguments(&self, root: &Root, script: &str) -> Vec<String> {
         let rootfs = root.path().join("rootfs");
         fill(&rootfs);
-        let storage = root.path().join("podman");
-        let mut command = tokio::process::Command::new(&self.podman);
-        command.arg("--root").arg(storage.join("root")).arg("--runroot").arg(storage.join("run"));
-        command.arg("--tmpdir").arg(storage.join("tmp"));
-        command.arg("--storage-driver=vfs").arg("--runtime").arg(&self.runtime);
-        command.args(["--cgroup-manager=cgroupfs", "--events-backend=none", "run", "--rm", "--network=none"]);
-        command.args(["--ulimit", "nofile=16384:16384", "--ulimit", "nproc=32768:32768"]);
-        command.args(devices.iter().flat_map(|device| ["--device", device]));
-        command.arg("--rootfs").arg(&rootfs).args(["/bin/busybox", "sh", "-c", script]);
+        let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+        let storage = |name: &str| text(&root.path().join("podman").join(name));
+        let mut arguments = vec![text(&self.podman), "--root".to_owned(), storage("root")];
+        arguments.extend(["--runroot".to_owned(), storage("run"), "--tmpdir".to_owned(), storage("tmp")]);
+        arguments.extend(["--storage-driver=vfs".to_owned(), "--runtime".to_owned(), text(&self.runtime)]);
+        let fixed = ["--cgroup-manager=cgroupfs", "--events-backend=none", "run", "--rm", "--network=none"];
+        let limits = ["--ulimit", "nofile=16384:16384", "--ulimit", "nproc=32768:32768", "--rootfs"];
+        arguments.extend(fixed.into_iter().chain(limits).map(str::to_owned));
+        arguments.push(text(&rootfs));
+        arguments.extend(["/bin/busybox", "sh", "-c", script].map(str::to_owned));
+        arguments
+    }
+
+    /// Runs a shell command in a container with the devices, on a directory with nothing but busybox.
+    async fn run(&self, root: &Root, devices: &[&str], script: &str) -> Result<String, String> {
+        let mut arguments = self.arguments(root, script).into_iter();
+        let mut command = tokio::process::Command::new(arguments.next().expect("the program"));
+        for argument in arguments {
+            let is_run = argument == "run";
+            command.arg(argument);
+            if is_run {
+                command.args(devices.iter().flat_map(|device| ["--device", device]));
+            }
+        }
         let output = command.stdin(Stdio::null()).kill_on_drop(true).output();
         let output =
             tokio::time::timeout(nodedock_tests::DEADLINE, output).await.map_err(|_| "podman hangs")?;

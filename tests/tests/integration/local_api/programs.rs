@@ -3,13 +3,15 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use nodedock_tests::{Daemon, Root};
+use nodedock_tests::machine::or_skip;
+use nodedock_tests::{Daemon, Options, Root, children};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::time::timeout;
 
-use super::{api, machine};
+use super::{api, machine, machine_with};
+use crate::containers::{CDI_DIR, Podman};
 
 const ONE: &str = r#"device.attributes["mock-gpu.nodedock.dev"].index == 0"#;
 
@@ -17,6 +19,22 @@ const ONE: &str = r#"device.attributes["mock-gpu.nodedock.dev"].index == 0"#;
 struct Program {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
+}
+
+/// What a failed test leaves behind has to go with it.
+impl Drop for Program {
+    fn drop(&mut self) {
+        let id = self.child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+        id.into_iter().for_each(kill_below);
+    }
+}
+
+fn kill_below(parent: Pid) {
+    for child in children(parent) {
+        kill_below(child);
+        // It may have ended.
+        let _ = kill_process(child, Signal::KILL);
+    }
 }
 
 impl Program {
@@ -145,6 +163,33 @@ async fn what_a_program_leaves_behind_keeps_the_device_and_its_exit_code_is_pass
     kill_process(left, Signal::KILL).unwrap();
     assert_eq!(program.ended().await, Some(7));
     until_nothing_is_left(&daemon).await;
+}
+
+#[tokio::test]
+async fn a_container_has_its_device_until_it_ends_although_its_tool_is_killed() {
+    let Some(podman) = or_skip("a container of run-with", Podman::find()) else { return };
+    let options = Options::default().flag("--local-api").arg("--cdi-dir", CDI_DIR);
+    let daemon = machine_with(options).await;
+    let script = "busybox env | busybox grep MOCK_GPU_0=; exec busybox tail -f /dev/null";
+    let arguments = podman.arguments(&daemon, script);
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    let mut program = Program::start(&daemon, ONE, &arguments);
+    assert!(program.line().await.starts_with("MOCK_GPU_0=GPU-"));
+    let named = |name: &str| children(program.pid()).into_iter().find(|child| name_of(*child) == name);
+    // The monitor of the container is a child of `run-with`, since its own parent has ended.
+    let (tool, monitor) = (named("podman").expect("its child"), named("conmon").expect("its child"));
+    kill_process(tool, Signal::KILL).unwrap();
+    assert!(program.child.try_wait().unwrap().is_none(), "it waits for the container");
+    assert_eq!(daemon.claims().await.len(), 1);
+    let [container] = children(monitor)[..] else { panic!("the container is a child of its monitor") };
+    kill_process(container, Signal::KILL).unwrap();
+    assert_eq!(program.ended().await, Some(128 + 9));
+    until_nothing_is_left(&daemon).await;
+}
+
+fn name_of(process: Pid) -> String {
+    let path = format!("/proc/{}/comm", process.as_raw_nonzero());
+    std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
 }
 
 #[tokio::test]
