@@ -1,10 +1,12 @@
 //! What a cluster's controllers delete after a deletion: dependents without an owner, and the objects of a namespace.
 
+use std::cell::LazyCell;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::resources::{self, Resource};
+use crate::resources::{self, RESOURCES, Resource};
 use crate::state::{Draft, Snapshot};
 use crate::storage::ObjectKey;
 use crate::writes::end;
@@ -20,17 +22,41 @@ fn dependents(snapshot: &Snapshot, uid: &Value) -> Vec<(ObjectKey, Arc<Value>)> 
     found.map(|(key, object)| (key.clone(), Arc::clone(object))).collect()
 }
 
-/// Whether an owner is known to be gone. Of a kind that this server does not have, none is.
-fn is_gone(snapshot: &Snapshot, reference: &Value) -> bool {
-    let text = |key: &str| reference[key].as_str().unwrap_or_default();
-    let Some(resource) = resources::of_type(text("apiVersion"), text("kind")) else { return false };
-    !snapshot.objects(resource).any(|(_, owner)| owner["metadata"]["uid"] == reference["uid"])
+fn uid_of(value: &Value) -> &str {
+    value["uid"].as_str().unwrap_or_default()
 }
 
-/// Whether an object has owners, and all of them are gone.
-fn is_garbage(snapshot: &Snapshot, object: &Value) -> bool {
-    let references = references(object);
-    !references.is_empty() && references.iter().all(|reference| is_gone(snapshot, reference))
+/// Where objects and their dependents are, by UID. It is made once for a collection, which adds neither objects nor references.
+struct Owners<'a> {
+    objects: BTreeMap<(&'static str, &'a str), &'a ObjectKey>,
+    dependents: BTreeMap<&'a str, Vec<&'a ObjectKey>>,
+}
+
+impl<'a> Owners<'a> {
+    fn of(snapshot: &'a Snapshot) -> Self {
+        let mut owners = Self { objects: BTreeMap::new(), dependents: BTreeMap::new() };
+        for (key, object) in snapshot.all() {
+            owners.objects.insert((key.resource, uid_of(&object["metadata"])), key);
+            for reference in references(object) {
+                owners.dependents.entry(uid_of(reference)).or_default().push(key);
+            }
+        }
+        owners
+    }
+
+    /// Whether an owner is known to be gone. Of a kind that this server does not have, none is.
+    fn is_gone(&self, snapshot: &Snapshot, reference: &Value) -> bool {
+        let text = |key: &str| reference[key].as_str().unwrap_or_default();
+        let Some(resource) = resources::of_type(text("apiVersion"), text("kind")) else { return false };
+        let owner = self.objects.get(&(resource.plural, uid_of(reference)));
+        owner.is_none_or(|owner| snapshot.at(owner).is_none())
+    }
+
+    /// Whether an object has owners, and all of them are gone.
+    fn is_garbage(&self, snapshot: &Snapshot, object: &Value) -> bool {
+        let references = references(object);
+        !references.is_empty() && references.iter().all(|reference| self.is_gone(snapshot, reference))
+    }
 }
 
 /// Makes the dependents of an owner independent of it.
@@ -57,17 +83,23 @@ fn content<'a>(
 
 /// Whether an object is a namespace with objects.
 pub(crate) fn has_content(snapshot: &Snapshot, key: &ObjectKey) -> bool {
-    key.resource == "namespaces" && content(snapshot, &key.name).next().is_some()
+    let mut namespaced = RESOURCES.iter().filter(|resource| resource.namespaced);
+    key.resource == "namespaces" && namespaced.any(|resource| snapshot.has_any(resource, &key.name))
 }
 
 /// Deletes after the changes of a draft what is without an owner or in a namespace that is being deleted, until there is no more of it.
 pub(crate) fn collect(draft: &mut Draft) {
+    let begin = draft.snapshot().clone();
+    let owners = LazyCell::new(|| Owners::of(&begin));
     let mut at = 0;
     while let Some(entry) = draft.changes.get(at).cloned() {
         at += 1;
         if entry.is_deletion {
-            after_deletion(draft, &entry.key, &entry.object);
-        } else if entry.before.is_none() && is_garbage(draft.snapshot(), &entry.object) {
+            after_deletion(draft, &owners, &entry.key, &entry.object);
+        } else if entry.before.is_none()
+            && !references(&entry.object).is_empty()
+            && owners.is_garbage(draft.snapshot(), &entry.object)
+        {
             end(draft, &entry.key, &entry.object, true);
         } else if entry.key.resource == "namespaces" && is_terminating(&entry.object) {
             let content: Vec<_> = content(draft.snapshot(), &entry.key.name)
@@ -84,11 +116,12 @@ fn is_terminating(object: &Value) -> bool {
     object["metadata"]["deletionTimestamp"].is_string()
 }
 
-fn after_deletion(draft: &mut Draft, key: &ObjectKey, removed: &Value) {
-    for (key, dependent) in dependents(draft.snapshot(), &removed["metadata"]["uid"]) {
+fn after_deletion(draft: &mut Draft, owners: &Owners<'_>, key: &ObjectKey, removed: &Value) {
+    for key in owners.dependents.get(uid_of(&removed["metadata"])).into_iter().flatten() {
         // A dependent may have been deleted with another one.
-        if draft.snapshot().at(&key).is_some() && is_garbage(draft.snapshot(), &dependent) {
-            end(draft, &key, &dependent, true);
+        let Some(dependent) = draft.snapshot().at(key).cloned() else { continue };
+        if owners.is_garbage(draft.snapshot(), &dependent) {
+            end(draft, key, &dependent, true);
         }
     }
     let namespaces: Option<&'static Resource> = resources::resource("namespaces");

@@ -19,8 +19,9 @@ pub(crate) use json::json_patch;
 pub(crate) use managed::{Writer, is_same_but_times, managed_after_update};
 pub(crate) use strategic::strategic_merge_patch;
 
-/// Levels of arrays and objects in a patch and in its result: as many as `serde_json` reads, so that a stored document can be read again.
-const DEPTH_MAX: usize = 127;
+/// Levels of arrays and objects in an object, in a patch and in its result. `serde_json` reads 127: a list, a watch, the storage and an
+/// allocation, which copies parameters into the status, each add a few.
+pub(crate) const DEPTH_MAX: usize = 100;
 
 /// A patch that is refused, in the words of an API server.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -76,7 +77,7 @@ fn check_patch(patch: &Value) -> Result<(), PatchError> {
 }
 
 /// Returns whether `value` has more than `levels` levels of arrays and objects. It looks no deeper than that.
-fn is_deeper(value: &Value, levels: usize) -> bool {
+pub(crate) fn is_deeper(value: &Value, levels: usize) -> bool {
     match value {
         Value::Array(items) => levels == 0 || items.iter().any(|item| is_deeper(item, levels - 1)),
         Value::Object(fields) => levels == 0 || fields.values().any(|field| is_deeper(field, levels - 1)),

@@ -1,5 +1,6 @@
 //! From a request to its answer.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,6 +19,7 @@ use crate::route::{self, Route};
 use crate::server::Server;
 use crate::status::{self, Refusal};
 use crate::table::{IncludeObject, table};
+use crate::validate::Compiled;
 use crate::watch::Watching;
 use crate::writes::{self, PATCHES, Write};
 use crate::{discovery, openapi, reviews};
@@ -26,6 +28,8 @@ use crate::{discovery, openapi, reviews};
 const BODY_BYTES_MAX: usize = 3 << 20;
 /// A client that does not send its body in this time does not hold its connection longer.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Times that the expressions of an object are compiled for one write: a patch has others if the object changes meanwhile.
+const COMPILED_MAX: usize = 4;
 const JSON: &str = "application/json";
 
 /// The body of an answer; of a watch, it goes on until the watch ends.
@@ -140,13 +144,15 @@ impl Server {
         body: &[u8],
     ) -> Result<(writes::Written, Vec<String>), Refusal> {
         let content_type = header(headers, CONTENT_TYPE);
-        let write = Write {
+        let mut write = Write {
             options: &self.shared.options,
             check: self.check.as_ref().or(self.shared.options.check.as_ref()),
             route,
             body: read(route, content_type, body)?,
             content_type,
             user_agent: header(headers, USER_AGENT),
+            compiled: Compiled::default(),
+            to_compile: Mutex::default(),
         };
         let dry_run = is_dry_run(route, &write.body)?;
         if route.verb == "deletecollection" {
@@ -154,14 +160,22 @@ impl Server {
             let list = reads::list_of(route, self.snapshot().revision(), items.into_iter());
             return Ok(((200, list), warnings));
         }
-        let (written, warnings) = self
-            .write(dry_run, |draft| match route.verb {
+        let mut tries = 0;
+        let (written, warnings) = loop {
+            let decided = self.write(dry_run, |draft| match route.verb {
                 "create" => writes::create(draft, &write),
                 "update" => writes::update(draft, &write),
                 "patch" => writes::patch(draft, &write),
                 _ => writes::delete(draft, &write),
-            })
-            .await?;
+            });
+            let decided = decided.await;
+            tries += 1;
+            let to_compile = write.take_to_compile();
+            if to_compile.is_empty() || tries > COMPILED_MAX {
+                break decided?;
+            }
+            write.compiled.compile_apart(to_compile).await;
+        };
         Ok((writes::served(route, written), warnings))
     }
 

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::AUTHORIZATION;
-use http::{Request, Response};
+use http::header::{AUTHORIZATION, CONNECTION};
+use http::{HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -25,9 +25,11 @@ use crate::server::Server;
 use crate::status;
 
 /// Open connections of one listener, of which a client has one for each watch. More wait until one ends.
-const CONNECTIONS_MAX: usize = 256;
+const CONNECTIONS_MAX: usize = 1024;
 /// A client that sends no request in this time loses its connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(60);
+/// As [`HEADER_TIMEOUT`] with TLS, where every user of the machine can connect.
+const TLS_HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// After a connection could not be accepted, as with too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -119,10 +121,12 @@ where
     connections.shutdown().await;
 }
 
-async fn connection<S>(stream: S, server: Server, token: Option<Arc<str>>)
+/// Serves one connection, whose client has to send the token, if there is one.
+pub(crate) async fn connection<S>(stream: S, server: Server, token: Option<Arc<str>>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
+    let header_timeout = if token.is_some() { TLS_HEADER_TIMEOUT } else { HEADER_TIMEOUT };
     let service = service_fn(move |request: Request<Incoming>| {
         let (server, token) = (server.clone(), token.clone());
         async move {
@@ -130,7 +134,7 @@ where
         }
     });
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+    http.timer(TokioTimer::new()).header_read_timeout(header_timeout);
     // An error here is a client that went away.
     let _ = http.serve_connection(TokioIo::new(stream), service).await;
 }
@@ -138,13 +142,18 @@ where
 async fn admitted(server: &Server, token: Option<&str>, request: Request<Incoming>) -> Response<Body> {
     match token.is_none_or(|token| has_token(&request, token)) {
         true => server.handle(request).await,
-        false => status::plain(401).into_response(),
+        false => {
+            // A client without the token does not hold a connection.
+            let mut refused = status::plain(401).into_response();
+            refused.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            refused
+        }
     }
 }
 
 /// In a time that does not depend on how much of the token is right.
 fn has_token<B>(request: &Request<B>, token: &str) -> bool {
-    let given = request.headers().get(AUTHORIZATION).map(http::HeaderValue::as_bytes).unwrap_or_default();
+    let given = request.headers().get(AUTHORIZATION).map(HeaderValue::as_bytes).unwrap_or_default();
     let given = given.strip_prefix(b"Bearer ").unwrap_or_default();
     given.ct_eq(token.as_bytes()).into()
 }

@@ -57,6 +57,8 @@ fn cost(object: &Value) -> usize {
 pub struct Snapshot {
     objects: Objects,
     pub(crate) revision: u64,
+    /// What all objects together take, by their [`cost`].
+    pub(crate) bytes: usize,
 }
 
 /// Before every key of a resource.
@@ -66,7 +68,7 @@ fn first_of(plural: &'static str) -> ObjectKey {
 
 impl Snapshot {
     pub(crate) fn new(revision: u64) -> Self {
-        Self { objects: Objects::new_sync(), revision }
+        Self { objects: Objects::new_sync(), revision, bytes: 0 }
     }
 
     /// The newest resource version.
@@ -87,6 +89,13 @@ impl Snapshot {
             .take_while(move |(key, _)| key.resource == resource.plural)
     }
 
+    /// Whether a namespace has an object of a resource.
+    pub(crate) fn has_any(&self, resource: &'static Resource, namespace: &str) -> bool {
+        let first = ObjectKey { namespace: namespace.to_owned(), ..first_of(resource.plural) };
+        let found = self.objects.range(first..).next();
+        found.is_some_and(|(key, _)| key.resource == resource.plural && key.namespace == namespace)
+    }
+
     /// Every object, in the order of resource, namespace and name.
     pub fn all(&self) -> impl Iterator<Item = (&ObjectKey, &Arc<Value>)> {
         self.objects.iter()
@@ -94,7 +103,21 @@ impl Snapshot {
 
     /// Takes an object that was stored before.
     pub(crate) fn load(&mut self, key: ObjectKey, object: Arc<Value>) {
+        let cost = cost(&object);
+        self.put(key, object, cost);
+    }
+
+    fn put(&mut self, key: ObjectKey, object: Arc<Value>, cost: usize) {
+        self.take(&key);
+        self.bytes += cost;
         self.objects.insert_mut(key, object);
+    }
+
+    fn take(&mut self, key: &ObjectKey) -> Option<Arc<Value>> {
+        let before = self.objects.get(key).cloned()?;
+        self.objects.remove_mut(key);
+        self.bytes = self.bytes.saturating_sub(cost(&before));
+        Some(before)
     }
 
     pub(crate) fn at(&self, key: &ObjectKey) -> Option<&Arc<Value>> {
@@ -133,25 +156,25 @@ impl Draft {
     pub fn store(&mut self, resource: &'static Resource, object: Value) -> Arc<Value> {
         let key = key(resource, &object);
         let before = self.next.at(&key).cloned();
-        let object = self.log(key.clone(), object, before, false);
-        self.next.objects.insert_mut(key, Arc::clone(&object));
+        let (object, cost) = self.log(key.clone(), object, before, false);
+        self.next.put(key, Arc::clone(&object), cost);
         object
     }
 
     /// Removes an object, whatever finalizers it has. Gives its last state, with the resource version of the deletion.
     pub fn remove(&mut self, key: &ObjectKey) -> Option<Arc<Value>> {
-        let before = self.next.at(key).cloned()?;
-        self.next.objects.remove_mut(key);
-        Some(self.log(key.clone(), before.as_ref().clone(), Some(before), true))
+        let before = self.next.take(key)?;
+        Some(self.log(key.clone(), before.as_ref().clone(), Some(before), true).0)
     }
 
+    /// Gives the object with its resource version, and its cost.
     fn log(
         &mut self,
         key: ObjectKey,
         mut object: Value,
         before: Option<Arc<Value>>,
         is_deletion: bool,
-    ) -> Arc<Value> {
+    ) -> (Arc<Value>, usize) {
         self.next.revision += 1;
         let revision = self.next.revision;
         match (self.dry_run, &before, object["metadata"].as_object_mut()) {
@@ -164,7 +187,7 @@ impl Draft {
         let cost = cost(&object);
         let object = Arc::new(object);
         self.changes.push(Entry { key, revision, object: Arc::clone(&object), before, is_deletion, cost });
-        object
+        (object, cost)
     }
 
     /// For the storage: of several changes of one object the last is enough, but each revision counts.
@@ -188,7 +211,7 @@ pub(crate) fn key(resource: &'static Resource, object: &Value) -> ObjectKey {
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) now: Snapshot,
-    pub(crate) history: VecDeque<Entry>,
+    pub(crate) history: VecDeque<Arc<Entry>>,
     history_bytes: usize,
     /// The last resource version that no watch can go on from.
     pub(crate) forgotten: u64,
@@ -203,11 +226,36 @@ pub(crate) struct State {
     pub(crate) bookmarks: u64,
 }
 
+/// What is new to a watch. It is taken under the lock and reported without it.
+#[derive(Debug)]
+pub(crate) struct News {
+    /// Of the resource of the watch, in the order of their versions.
+    pub(crate) changes: Vec<Arc<Entry>>,
+    pub(crate) revision: u64,
+    /// As [`State::trimmed`].
+    pub(crate) trimmed: u64,
+    pub(crate) watch_epoch: u64,
+    pub(crate) bookmarks: u64,
+}
+
 impl State {
+    /// What happened to the objects of a resource after the resource version `sent`.
+    pub(crate) fn since(&self, sent: u64, plural: &str) -> News {
+        let first = self.history.partition_point(|change| change.revision <= sent);
+        let changes = self.history.range(first..).filter(|change| change.key.resource == plural);
+        News {
+            changes: changes.cloned().collect(),
+            revision: self.now.revision,
+            trimmed: self.trimmed,
+            watch_epoch: self.watch_epoch,
+            bookmarks: self.bookmarks,
+        }
+    }
+
     fn publish(&mut self, draft: Draft, history_bytes_max: usize) {
         self.now = draft.next;
         self.history_bytes += draft.changes.iter().map(|entry| entry.cost).sum::<usize>();
-        self.history.extend(draft.changes);
+        self.history.extend(draft.changes.into_iter().map(Arc::new));
         while self.history_bytes > history_bytes_max {
             let Some(entry) = self.history.pop_front() else { break };
             self.history_bytes -= entry.cost;

@@ -205,6 +205,11 @@ pub fn object_too_large() -> Refusal {
     refusal(500, "", "etcdserver: request is too large", Value::Null)
 }
 
+/// An object for which a storage of Kubernetes has no space.
+pub fn no_space() -> Refusal {
+    refusal(500, "", "etcdserver: mvcc: database space exceeded", Value::Null)
+}
+
 /// A body that does not arrive in time.
 pub fn body_timeout() -> Refusal {
     let message = "Timeout: request did not complete within the allotted timeout";

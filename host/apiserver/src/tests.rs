@@ -1,5 +1,6 @@
 //! The engine as a client meets it.
 
+mod bounds;
 mod client;
 mod connections;
 mod discovery;

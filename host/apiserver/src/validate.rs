@@ -8,6 +8,7 @@ mod claim_status;
 mod defaults;
 mod device;
 mod event;
+mod expressions;
 mod fields;
 mod metadata;
 mod names;
@@ -23,25 +24,32 @@ pub(crate) use admin::admin_access;
 pub(crate) use claim_status::{drop_deallocated_devices, immutable_allocation};
 pub(crate) use defaults::defaults;
 pub(crate) use event::event;
+pub(crate) use expressions::{Compiled, new_expressions};
 
 use crate::resources::Resource;
 use crate::status::Cause;
 use fields::{Causes, IMMUTABLE, each, in_go, invalid, same, text};
 
 /// Returns what is wrong with an object that is to be stored, with [`defaults`] set and its name given; `old` is the object that it
-/// replaces. A status is checked if it differs from the one before. Never panics, whatever `new` is.
+/// replaces, and `compiled` has its [`new_expressions`]. A status is checked if it differs from the one before. Never panics, whatever
+/// `new` is.
 ///
 /// Events have further rules, which depend on the group of the request: [`event`]. Whether a claim may have admin access depends on
 /// its namespace: [`admin_access`].
-pub(crate) fn object(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Cause> {
+pub(crate) fn object(
+    resource: &Resource,
+    new: &Value,
+    old: Option<&Value>,
+    compiled: &Compiled,
+) -> Vec<Cause> {
     let mut causes = vec![];
     metadata::check(&mut causes, resource, new, old);
     let spec = &new["spec"];
     match resource.plural {
         "resourceslices" => slice::check(&mut causes, spec, old.map(|old| &old["spec"])),
-        "resourceclaims" => claim(&mut causes, new, old),
-        "resourceclaimtemplates" => template(&mut causes, spec, old),
-        "deviceclasses" => class(&mut causes, spec, old.map(|old| &old["spec"])),
+        "resourceclaims" => claim(&mut causes, new, old, compiled),
+        "resourceclaimtemplates" => template(&mut causes, spec, old, compiled),
+        "deviceclasses" => class(&mut causes, spec, old.map(|old| &old["spec"]), compiled),
         "devicetaintrules" => taint_rule(&mut causes, new),
         "pods" => pod::check(&mut causes, spec),
         _ => {}
@@ -55,10 +63,10 @@ pub(crate) fn immutable_uid(uid: &Value) -> Vec<Cause> {
     vec![Cause::invalid("metadata.uid", uid, IMMUTABLE), Cause::invalid("metadata.uid", uid, IMMUTABLE)]
 }
 
-fn claim(causes: &mut Causes, new: &Value, old: Option<&Value>) {
+fn claim(causes: &mut Causes, new: &Value, old: Option<&Value>, compiled: &Compiled) {
     match old {
         Some(old) => unchanged(causes, &new["spec"], &old["spec"]),
-        None => claim::spec(causes, "spec", &new["spec"]),
+        None => claim::spec(causes, "spec", &new["spec"], compiled),
     }
     if old.is_none_or(|old| new["status"] != old["status"]) {
         claim_status::check(causes, new, old);
@@ -72,18 +80,18 @@ fn unchanged(causes: &mut Causes, spec: &Value, old: &Value) {
     }
 }
 
-fn template(causes: &mut Causes, spec: &Value, old: Option<&Value>) {
+fn template(causes: &mut Causes, spec: &Value, old: Option<&Value>, compiled: &Compiled) {
     match old {
         Some(old) => unchanged(causes, spec, &old["spec"]),
         None => {
             metadata::of_template(causes, "spec.metadata", &spec["metadata"]);
-            claim::spec(causes, "spec.spec", &spec["spec"]);
+            claim::spec(causes, "spec.spec", &spec["spec"], compiled);
         }
     }
 }
 
-fn class(causes: &mut Causes, spec: &Value, old: Option<&Value>) {
-    claim::selectors(causes, "spec", spec);
+fn class(causes: &mut Causes, spec: &Value, old: Option<&Value>, compiled: &Compiled) {
+    claim::selectors(causes, "spec", spec, compiled);
     let is_new = old.is_none_or(|old| !same(&old["config"], &spec["config"]));
     each(causes, "spec", spec, "config", claim::CONFIGS, |causes, at, config| {
         claim::configuration(causes, at, config, is_new);

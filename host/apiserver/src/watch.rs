@@ -15,7 +15,7 @@ use crate::reads::{asked_version, unknown_match};
 use crate::respond::Shape;
 use crate::route::Route;
 use crate::selector::Selector;
-use crate::state::{Entry, Shared, State};
+use crate::state::{Entry, News, Shared};
 use crate::status::{self, Cause, Refusal};
 
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
@@ -151,9 +151,6 @@ impl Watching {
 
     /// A change, as this watch sees it through its selector.
     fn change(&mut self, change: &Entry) {
-        if change.key.resource != self.route.resource.plural {
-            return;
-        }
         let before = change.before.as_deref().filter(|before| self.selector.matches(before));
         match (before, !change.is_deletion && self.selector.matches(&change.object)) {
             (None, true) => self.report("ADDED", change.object.as_ref().clone()),
@@ -169,23 +166,22 @@ impl Watching {
     }
 
     /// Takes what has happened since it looked last.
-    fn look(&mut self, state: &State) {
-        if self.epoch != state.watch_epoch {
+    fn look(&mut self, news: News) {
+        if self.epoch != news.watch_epoch {
             self.over = true;
             return;
         }
-        if self.sent < state.trimmed {
+        if self.sent < news.trimmed {
             // Its client is too slow for what is kept.
-            self.fail(&status::expired(self.sent, state.trimmed));
+            self.fail(&status::expired(self.sent, news.trimmed));
             return;
         }
-        let first = state.history.partition_point(|change| change.revision <= self.sent);
-        state.history.range(first..).for_each(|change| self.change(change));
-        self.sent = self.sent.max(state.now.revision);
-        self.revision = self.revision.max(state.now.revision);
-        let wanted = self.bookmarks != state.bookmarks || Instant::now() >= self.next_bookmark;
+        news.changes.iter().for_each(|change| self.change(change));
+        self.sent = self.sent.max(news.revision);
+        self.revision = self.revision.max(news.revision);
+        let wanted = self.bookmarks != news.bookmarks || Instant::now() >= self.next_bookmark;
         if wanted {
-            self.bookmarks = state.bookmarks;
+            self.bookmarks = news.bookmarks;
             self.next_bookmark = Instant::now() + BOOKMARK_EVERY;
             if self.route.flag("allowWatchBookmarks") {
                 self.bookmark(Value::Null);
@@ -202,8 +198,8 @@ impl Watching {
                 return None;
             }
             self.ticks.mark_unchanged();
-            let shared = Arc::clone(&self.shared);
-            self.look(&shared.lock());
+            let news = self.shared.lock().since(self.sent, self.route.resource.plural);
+            self.look(news);
             if self.over || !self.lines.is_empty() {
                 continue;
             }

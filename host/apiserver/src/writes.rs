@@ -1,11 +1,12 @@
 //! Create, update, patch and delete.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Value, json};
 
 use crate::convert::{from_storage, to_storage};
-use crate::merge::is_same_but_times;
+use crate::merge::{DEPTH_MAX, is_deeper, is_same_but_times};
 use crate::resources::{self, EVENTS_GROUP, VERSION};
 use crate::route::Route;
 use crate::selector::Selector;
@@ -13,8 +14,10 @@ use crate::server::{Check, Options};
 use crate::state::{Draft, Snapshot, key};
 use crate::status::{self, Cause, Refusal};
 use crate::storage::ObjectKey;
+use crate::validate::Compiled;
 use crate::{defaults, garbage, openapi, validate};
 
+mod events;
 mod metadata;
 mod patches;
 
@@ -23,6 +26,8 @@ pub(crate) use patches::{PATCHES, patch};
 
 /// Largest object that is stored, in bytes as JSON: what etcd takes of a cluster's API server.
 const OBJECT_BYTES_MAX: usize = 1_572_864;
+/// All objects together, in bytes as JSON with something for each: they are in memory, where they take several times as much.
+pub(crate) const STORED_BYTES_MAX: usize = 256 << 20;
 
 /// A request that writes.
 pub(crate) struct Write<'a> {
@@ -32,6 +37,9 @@ pub(crate) struct Write<'a> {
     pub(crate) body: Value,
     pub(crate) content_type: &'a str,
     pub(crate) user_agent: &'a str,
+    pub(crate) compiled: Compiled,
+    /// Expressions of the object that are not compiled yet: the write was refused for them, and can be tried again.
+    pub(crate) to_compile: Mutex<BTreeSet<String>>,
 }
 
 /// How `managedFields` has a write.
@@ -64,6 +72,11 @@ impl Write<'_> {
         if !body.is_object() || !(body["metadata"].is_object() || body["metadata"].is_null()) {
             return Err(status::bad_request(format!(
                 "{kind} in version \"{VERSION}\" cannot be handled as a {kind}: an object with metadata is expected"
+            )));
+        }
+        if is_deeper(&body, DEPTH_MAX) {
+            return Err(status::bad_request(format!(
+                "{kind} in version \"{VERSION}\" cannot be handled as a {kind}: exceeded max depth of {DEPTH_MAX}"
             )));
         }
         for (field, expected) in [("kind", kind), ("apiVersion", &api_version)] {
@@ -105,6 +118,11 @@ impl Write<'_> {
         Ok(())
     }
 
+    /// Takes the expressions that [`published_rules`] needs compiled.
+    pub(crate) fn take_to_compile(&self) -> BTreeSet<String> {
+        std::mem::take(&mut *self.to_compile.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Refuses an object that no storage of a cluster takes.
     fn sized(&self, object: &Value) -> Result<(), Refusal> {
         match serde_json::to_vec(object) {
@@ -134,9 +152,10 @@ fn create_object(
     if draft.snapshot().at(&key(route.resource, &object)).is_some() {
         return Err(status::exists(route, &name));
     }
+    write.sized(&object)?;
     defaults::begin(route, &mut object);
     validate::defaults(route.resource.kind, &mut object, jiff::Timestamp::now());
-    let mut causes = published_rules(draft.snapshot(), write, &object, None);
+    let mut causes = published_rules(draft.snapshot(), write, &object, None)?;
     if route.resource.plural == "events" {
         causes.extend(validate::event(&object, route.group == EVENTS_GROUP));
     }
@@ -151,12 +170,27 @@ fn create_object(
         Operation::Apply => with_managed(object, managed),
     };
     write.sized(&object)?;
-    Ok((201, draft.store(route.resource, object).as_ref().clone()))
+    let bytes = draft.snapshot().bytes;
+    let stored = draft.store(route.resource, object);
+    if route.resource.plural == "events" {
+        events::expire(draft, route.resource);
+    }
+    has_space(draft, bytes)?;
+    Ok((201, stored.as_ref().clone()))
 }
 
 /// What the published rules have against an object. Without its namespace, which a server without controllers need not have, nothing is
 /// known of its label for admin access.
-fn published_rules(snapshot: &Snapshot, write: &Write<'_>, new: &Value, old: Option<&Value>) -> Vec<Cause> {
+///
+/// # Errors
+///
+/// If there are expressions to be compiled first, which is not done while other writes wait.
+fn published_rules(
+    snapshot: &Snapshot,
+    write: &Write<'_>,
+    new: &Value,
+    old: Option<&Value>,
+) -> Result<Vec<Cause>, Refusal> {
     let resource = write.route.resource;
     let namespace = resources::resource("namespaces")
         .and_then(|namespaces| snapshot.object(namespaces, "", &write.route.namespace))
@@ -165,8 +199,24 @@ fn published_rules(snapshot: &Snapshot, write: &Write<'_>, new: &Value, old: Opt
     if write.options.controllers || namespace.is_some() {
         causes.extend(validate::admin_access(resource, new, old, namespace));
     }
-    causes.extend(validate::object(resource, new, old));
-    causes
+    match validate::new_expressions(resource, new, old) {
+        Ok(expressions) => {
+            let missing = write.compiled.missing(&expressions);
+            if !missing.is_empty() {
+                *write.to_compile.lock().unwrap_or_else(PoisonError::into_inner) = missing;
+                return Err(status::too_many(1));
+            }
+        }
+        Err(cause) => causes.push(cause),
+    }
+    causes.extend(validate::object(resource, new, old, &write.compiled));
+    Ok(causes)
+}
+
+/// Refuses a write after which the objects take more than [`STORED_BYTES_MAX`], and more than the `bytes` before it.
+fn has_space(draft: &Draft, bytes: usize) -> Result<(), Refusal> {
+    let now = draft.snapshot().bytes;
+    if now > STORED_BYTES_MAX && now > bytes { Err(status::no_space()) } else { Ok(()) }
 }
 
 /// Whether the namespace of a new object takes one.
@@ -213,11 +263,12 @@ fn replace(
     metadata::preconditions(route, &new["metadata"], &old["metadata"])?;
     let managed = new["metadata"]["managedFields"].take();
     metadata::keep(route, &mut new, old);
+    write.sized(&new)?;
     validate::defaults(route.resource.kind, &mut new, jiff::Timestamp::now());
     if route.resource.plural == "resourceclaims" {
         validate::drop_deallocated_devices(&mut new, old);
     }
-    let mut causes = published_rules(draft.snapshot(), write, &new, Some(old));
+    let mut causes = published_rules(draft.snapshot(), write, &new, Some(old))?;
     if let Some(check) = write.check {
         let more = check(route, &new, Some(old));
         causes.extend(more.into_iter().filter(|more| !causes_name(&causes, &more.field)).collect::<Vec<_>>());
@@ -241,7 +292,10 @@ fn replace(
         let last = draft.remove(&at(route));
         return Ok((200, last.map_or(new, |last| last.as_ref().clone())));
     }
-    Ok((200, draft.store(route.resource, new).as_ref().clone()))
+    let bytes = draft.snapshot().bytes;
+    let stored = draft.store(route.resource, new);
+    has_space(draft, bytes)?;
+    Ok((200, stored.as_ref().clone()))
 }
 
 /// With the entries that a writer sent, or those that were there.

@@ -197,6 +197,8 @@ impl Config {
         let node_name = node_name.unwrap_or_else(host_name);
         let local_api =
             local_api::resolve(&flags.local_api, &file.local_api, &node_name, kubernetes.is_some())?;
+        // Allocations name the node as its object does.
+        let node_name = local_api.as_ref().map_or(node_name, |local| local.node.to_string());
         Ok(Self {
             root: root.to_owned(),
             paths,

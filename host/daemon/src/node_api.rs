@@ -83,6 +83,10 @@ fn caller<T>(request: &Request<T>) -> Caller {
 
 type Answer<T> = Result<Response<T>, Status>;
 
+fn stopping() -> Problem {
+    Problem::unavailable(ProblemCode::HandingOver, "the daemon stops")
+}
+
 fn refuse(problem: Problem) -> Status {
     status(&problem)
 }
@@ -92,17 +96,23 @@ impl Node for NodeApi {
     async fn prepare_pod(&self, request: Request<PreparePodRequest>) -> Answer<PreparePodResponse> {
         let request_id = begin("PreparePod", &request);
         let (pod, inline) = convert::pod_request(request.get_ref()).map_err(refuse)?;
-        // Kept until the pod is in the checkpoint, which then keeps its claims reserved.
-        let _reservation = match &self.local_claims {
+        let outcome = match &self.local_claims {
             Some(local) => {
-                let is_inline = |name: &ObjectName| inline.iter().any(|claim| claim.id.name == *name);
-                let names = pod.claims.iter().map(|claim| claim.claim_name.clone());
-                let names: Vec<_> = names.filter(|name| !is_inline(name)).collect();
-                Some(local.reserve(&pod.pod, &names).await.map_err(refuse)?)
+                let (local, manager) = (local.clone(), self.manager.clone());
+                // A prepare goes on when its caller is gone, and so has the reservation.
+                let work = async move {
+                    let is_inline = |name: &ObjectName| inline.iter().any(|claim| claim.id.name == *name);
+                    let names = pod.claims.iter().map(|claim| claim.claim_name.clone());
+                    let names: Vec<_> = names.filter(|name| !is_inline(name)).collect();
+                    // Kept until the pod is in the checkpoint, which then keeps its claims reserved.
+                    let _reservation = local.reserve(&pod.pod, &names).await?;
+                    Ok(manager.prepare_pod(pod, inline, request_id).await)
+                };
+                let ended = self.tasks.complete("prepare-with-local-claims", work).await;
+                ended.unwrap_or_else(|| Err(stopping())).map_err(refuse)?
             }
-            None => None,
+            None => self.manager.prepare_pod(pod, inline, request_id).await,
         };
-        let outcome = self.manager.prepare_pod(pod, inline, request_id).await;
         Ok(Response::new(convert::prepared(&outcome)))
     }
 

@@ -29,7 +29,7 @@ use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 
 use self::objects::Key;
-use self::state::{Reservations, State, allocation};
+use self::state::{Reservations, State, Step, allocation};
 use self::writes::Writes;
 use crate::claims;
 use crate::client::{ApiError, ErrorKind, KubeClient};
@@ -175,12 +175,19 @@ impl LocalClaims {
                         && consumers.into_iter().any(|found| found.uid == reservation.pod)
                 })
         };
-        let all = view.wait_for(|view| keys.iter().all(|key| is_reserved(view, key)));
-        let waited = timeout(RESERVE_WAIT, all).await.is_ok();
-        if waited {
-            return Ok(reservation);
-        }
+        let is_ending = |view: &View, key: &Key| {
+            view.claims.get(key).is_some_and(|claim| claim.metadata.deletion_timestamp.is_some())
+        };
+        let all = view.wait_for(|view| {
+            keys.iter().all(|key| is_reserved(view, key)) || keys.iter().any(|key| is_ending(view, key))
+        });
+        // What did not come is named below.
+        let _ = timeout(RESERVE_WAIT, all).await;
         let view = self.0.view.borrow().clone();
+        if let Some(key) = keys.iter().find(|key| is_ending(&view, key)) {
+            let message = format!("claim {}/{} is being deleted", key.0, key.1);
+            return Err(Problem::conflict(ProblemCode::ClaimNotAllocated, message));
+        }
         let waits = keys.iter().find(|key| !is_reserved(&view, key));
         let Some(key) = waits else { return Ok(reservation) };
         let why = match view.refusals.get(key) {
@@ -268,8 +275,7 @@ async fn run(
         while let Some(Some(change)) = objects.next().now_or_never() {
             state.apply(change);
         }
-        state.set_node_use(prepared.node_use());
-        retry = match decide(&shared, &mut state, &writes).await {
+        retry = match decide(&shared, &mut state, &writes, &*prepared).await {
             Ok(()) => {
                 backoff.reset();
                 None
@@ -280,7 +286,20 @@ async fn run(
                 Some(backoff.delay())
             }
         };
-        shared.view.send_replace(Arc::new(View {
+        shared.publish(&state);
+    }
+}
+
+impl Shared {
+    /// Reads the reservations, and what the node has prepared, in this order: a reservation ends when its pod is in the latter.
+    fn in_use(&self, state: &mut State, prepared: &dyn PreparedClaims) -> Reservations {
+        let reservations = self.reservations.lock().clone();
+        state.set_node_use(prepared.node_use());
+        reservations
+    }
+
+    fn publish(&self, state: &State) {
+        self.view.send_replace(Arc::new(View {
             claims: state.claims().map(|claim| (objects::key(&**claim), claim.clone())).collect(),
             refusals: state.refusals(),
         }));
@@ -288,15 +307,28 @@ async fn run(
 }
 
 /// Takes steps until there is nothing to do, or none can be taken.
-async fn decide(shared: &Shared, state: &mut State, writes: &Writes) -> Result<(), ApiError> {
+async fn decide(
+    shared: &Shared,
+    state: &mut State,
+    writes: &Writes,
+    prepared: &dyn PreparedClaims,
+) -> Result<(), ApiError> {
     loop {
-        let reservations = shared.reservations.lock().clone();
+        let reservations = shared.in_use(state, prepared);
         let steps = state.steps(&reservations);
         if steps.is_empty() {
             return Ok(());
         }
         let (mut taken, mut failed) = (false, None);
         for step in steps {
+            // Who waits for one of them does not wait for the others.
+            shared.publish(state);
+            if let Step::Release(claim) = &step {
+                let reservations = shared.in_use(state, prepared);
+                if !state.may_release(claim, &reservations) {
+                    continue;
+                }
+            }
             // One that cannot be taken, such as a claim of a template that is missing, holds up no other.
             match writes.take(step, state).await {
                 Ok(()) => taken = true,
@@ -310,7 +342,7 @@ async fn decide(shared: &Shared, state: &mut State, writes: &Writes) -> Result<(
 }
 
 impl View {
-    /// UID of a claim, and its annotations.
+    /// Claims with annotations.
     fn annotated(&self) -> impl Iterator<Item = (&Key, &Arc<ResourceClaim>)> {
         self.claims.iter().filter(|(_, claim)| !claim.annotations().is_empty())
     }

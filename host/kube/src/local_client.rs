@@ -124,19 +124,20 @@ impl LocalClient {
         Ok(found.and_then(|claim| serde_json::to_value(claim).ok()))
     }
 
-    /// Adds annotations to the claim with this UID.
+    /// Adds annotations to the claim with this UID, and returns it.
     pub async fn annotate(
         &self,
         namespace: &str,
         name: &str,
         uid: &str,
         annotations: &[(String, String)],
-    ) -> Result<(), ApiError> {
+    ) -> Result<Value, ApiError> {
         let annotations: serde_json::Map<_, _> =
             annotations.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
         let patch = json!({ "metadata": { "uid": uid, "annotations": annotations } });
-        self.claims_in(namespace).patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
-        Ok(())
+        let claims = self.claims_in(namespace);
+        let patched = claims.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(serde_json::to_value(patched).unwrap_or_default())
     }
 
     /// Deletes a claim, the one with this UID if it is given. Returns whether it was there.
@@ -177,6 +178,7 @@ impl LocalClient {
                         return Some(claim);
                     }
                 }
+                Ok(watcher::Event::Init) => found = false,
                 Ok(watcher::Event::InitDone) if !found => return None,
                 Ok(watcher::Event::Delete(_)) => return None,
                 Ok(_) => {}

@@ -237,7 +237,10 @@ impl Checker {
         }
         let of = result.ok_or_else(|| {
             let given: Vec<_> = given.iter().map(|of| self.types.resolved(of, true).to_string()).collect();
-            problem(id, format!("{name} does not take ({})", given.join(", ")))
+            let is_ordered = given.iter().any(|of| ["quantity", "semver"].contains(&of.as_str()))
+                && ["_<_", "_<=_", "_>_", "_>=_"].contains(&name);
+            let hint = if is_ordered { ": use compareTo, isLessThan or isGreaterThan" } else { "" };
+            problem(id, format!("{name} does not take ({}){hint}", given.join(", ")))
         })?;
         // Also if the value that is searched is an error, as in the scheduler.
         if let (Function::In, [_, Node::Literal(Value::List(values))], [_, list]) =

@@ -135,7 +135,10 @@ fn expressions_that_are_refused_at_once() {
         ("nosuch(1)", "line 1, column 7: unknown function \"nosuch\""),
         ("ip('::1') == ip('::1')", "line 1, column 3: unknown function \"ip\""),
         ("'a'.size(1) == 1", "line 1, column 9: size does not take (string, int)"),
-        ("device.capacity['x'].y > 1", "line 1, column 24: _>_ does not take (quantity, int)"),
+        (
+            "device.capacity['x'].y > 1",
+            "line 1, column 24: _>_ does not take (quantity, int): use compareTo, isLessThan or isGreaterThan",
+        ),
         ("device.capacity['x'].y.z == 1", "line 1, column 23: quantity has no field \"z\""),
         ("[1, 'a'] == []", "line 1, column 5: expected int, found string"),
         ("[1, dyn('a')] == []", "line 1, column 8: the elements are int and dyn, not of one type"),

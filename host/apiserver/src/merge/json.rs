@@ -214,7 +214,7 @@ mod tests {
         let nested =
             (0..OPERATIONS_MAX).map(|n| json!({"op": "add", "path": "/a".repeat(n + 1), "value": {}}));
         let refused = json_patch(&document, &nested.collect()).expect_err("it is refused");
-        assert_eq!(refused.to_string(), "the patched document exceeds max depth of 127");
+        assert_eq!(refused.to_string(), "the patched document exceeds max depth of 100");
         for malformed in [json!({}), json!([{"op": "add"}]), json!([{"op": "x", "path": ""}]), json!([1])] {
             assert_eq!(code(&malformed), 400, "{malformed}");
         }

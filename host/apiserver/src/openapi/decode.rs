@@ -28,7 +28,7 @@ pub(crate) fn strict_error(kind: &str, version: &str, unknown_fields: &[String])
     cannot_be_handled(kind, version, &format!("strict decoding error: {}", unknown_fields.join(", ")))
 }
 
-/// Removes the fields of an object, as it is stored, that its kind does not have.
+/// Removes the fields of an object, as it is stored, that its kind does not have, and those that are null: they count as not set.
 pub(crate) fn prune(kind: &str, object: &mut Value) {
     if let Some(shape) = shape_of(kind) {
         prune_as(shape, object);
@@ -36,7 +36,7 @@ pub(crate) fn prune(kind: &str, object: &mut Value) {
 }
 
 /// Returns the message of a refusal for the first value of another type than its field has, for a quantity and for a time that cannot
-/// be read. A field that is null counts as not set.
+/// be read. A field that is null counts as not set; a value of a map and an item of a list cannot be null, which typed clients do not read.
 pub(crate) fn decode_error(kind: &str, version: &str, object: &Value) -> Option<String> {
     let name = SHAPES.kinds.get(kind)?;
     let place = Place { owner: None, path: vec![] };
@@ -98,7 +98,7 @@ fn unknown(shape: &Shape, value: &Value, path: &mut Vec<String>, found: &mut Vec
 fn prune_as(shape: &Shape, value: &mut Value) {
     match (resolved(shape), value) {
         (Shape::Object(known), Value::Object(fields)) => {
-            fields.retain(|key, _| known.contains_key(key));
+            fields.retain(|key, value| known.contains_key(key) && !value.is_null());
             for (key, value) in fields {
                 known.get(key).into_iter().for_each(|shape| prune_as(shape, value));
             }
@@ -124,11 +124,13 @@ fn mismatch(shape: &Shape, value: &Value, place: &Place<'_>) -> Option<String> {
         (_, Value::Null) | (Shape::Any, _) => None,
         (Shape::Object(known), Value::Object(fields)) => {
             let owner = if let Shape::Named(name) = shape { Some(name.as_str()) } else { place.owner };
-            first(fields, place, owner, |key| known.get(key))
+            first(fields, place, owner, |key| known.get(key), mismatch)
         }
-        (Shape::Map(shape), Value::Object(fields)) => first(fields, place, place.owner, |_| Some(shape)),
+        (Shape::Map(shape), Value::Object(fields)) => {
+            first(fields, place, place.owner, |_| Some(shape), mismatch_in)
+        }
         (Shape::List(shape), Value::Array(items)) => {
-            items.iter().find_map(|item| mismatch(shape, item, place))
+            items.iter().find_map(|item| mismatch_in(shape, item, place))
         }
         (Shape::Quantity, Value::String(text)) => {
             let why = || format!("quantities must match the regular expression '{QUANTITY}'");
@@ -148,6 +150,15 @@ fn mismatch(shape: &Shape, value: &Value, place: &Place<'_>) -> Option<String> {
     }
 }
 
+/// As [`mismatch`], for a value of a map or an item of a list.
+fn mismatch_in(shape: &Shape, value: &Value, place: &Place<'_>) -> Option<String> {
+    match (resolved(shape), value) {
+        (Shape::Any, _) => None,
+        (known, Value::Null) => Some(refusal(shape, known, value, place)),
+        _ => mismatch(shape, value, place),
+    }
+}
+
 fn fits(integer: &str, number: &Number) -> bool {
     number.as_i64().is_some_and(|number| integer != "int32" || i32::try_from(number).is_ok())
 }
@@ -157,6 +168,7 @@ fn first<'a>(
     place: &Place<'_>,
     owner: Option<&str>,
     shape_of: impl Fn(&str) -> Option<&'a Shape>,
+    mismatch: fn(&Shape, &Value, &Place<'_>) -> Option<String>,
 ) -> Option<String> {
     fields.iter().find_map(|(key, value)| {
         let path = place.path.iter().copied().chain([key.as_str()]).collect();
@@ -171,7 +183,8 @@ fn refusal(shape: &Shape, known: &Shape, value: &Value, place: &Place<'_>) -> St
         (Value::String(_), _) => "string".to_owned(),
         (Value::Bool(_), _) => "bool".to_owned(),
         (Value::Array(_), _) => "array".to_owned(),
-        _ => "object".to_owned(),
+        (Value::Null, _) => "null".to_owned(),
+        (Value::Object(_), _) => "object".to_owned(),
     };
     let wanted = go_type(shape);
     match place.owner {

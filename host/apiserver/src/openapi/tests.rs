@@ -196,6 +196,56 @@ fn a_value_of_another_type_is_refused_as_a_go_decoder_does() {
     );
 }
 
+#[test]
+fn a_null_in_a_map_or_a_list_is_refused_and_a_field_that_is_null_is_dropped() {
+    let handled = |kind: &str, why: &str| {
+        Some(format!(
+            "{kind} in version \"v1\" cannot be handled as a {kind}: json: cannot unmarshal null into Go struct field {why}"
+        ))
+    };
+    let metadata = |metadata: Value| json!({ "metadata": metadata });
+    for (kind, object, why) in [
+        (
+            "Node",
+            metadata(json!({ "annotations": { "x": null } })),
+            "ObjectMeta.metadata.annotations.x of type string",
+        ),
+        ("Node", metadata(json!({ "labels": { "a": null } })), "ObjectMeta.metadata.labels.a of type string"),
+        ("Node", metadata(json!({ "finalizers": [null] })), "ObjectMeta.metadata.finalizers of type string"),
+        (
+            "Node",
+            metadata(json!({ "ownerReferences": [null] })),
+            "ObjectMeta.metadata.ownerReferences of type v1.OwnerReference",
+        ),
+        (
+            "ResourceClaim",
+            json!({ "spec": { "devices": { "requests": [null] } } }),
+            "DeviceClaim.spec.devices.requests of type v1.DeviceRequest",
+        ),
+        (
+            "ResourceSlice",
+            json!({ "spec": { "devices": [{ "capacity": { "c": null } }] } }),
+            "Device.spec.devices.capacity.c of type v1.DeviceCapacity",
+        ),
+    ] {
+        assert_eq!(decode_error(kind, "v1", &object), handled(kind, why), "{object}");
+    }
+    let parameters = json!({ "a": null, "b": [null] });
+    let managed = json!([{ "manager": "m", "fieldsV1": { "f:a": null } }]);
+    let claim = |spec: Value| {
+        json!({
+            "metadata": { "managedFields": managed },
+            "spec": { "devices": { "config": [spec] } },
+        })
+    };
+    let opaque = json!({ "driver": "d", "parameters": parameters });
+    let mut stored = claim(json!({ "opaque": opaque, "requests": null }));
+    stored["status"] = Value::Null;
+    assert_eq!(decode_error("ResourceClaim", "v1", &stored), None);
+    prune("ResourceClaim", &mut stored);
+    assert_eq!(stored, claim(json!({ "opaque": opaque })));
+}
+
 proptest! {
     #[test]
     fn no_json_makes_a_decoder_panic(key in "\\PC{0,9}", number in any::<i64>()) {

@@ -14,6 +14,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use tokio_util::sync::CancellationToken;
 
 use super::client::server;
+use crate::serve::connection;
 use crate::{Identity, ServeError, kubeconfig, serve_tls, serve_unix};
 
 /// A whole answer of a connection that is closed after it.
@@ -71,6 +72,25 @@ async fn a_client_with_the_certificate_and_the_token_is_let_in_and_no_other() {
     stop.cancel();
     serving.await.unwrap().unwrap();
     assert!(TcpStream::connect(address).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_without_the_token_or_without_a_request_loses_its_connection() {
+    let (mut client, served) = tokio::io::duplex(1 << 16);
+    let serving = tokio::spawn(connection(served, server().await, Some("secret".into())));
+    client.write_all(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+    let mut refused = String::new();
+    client.read_to_string(&mut refused).await.unwrap();
+    assert!(refused.starts_with("HTTP/1.1 401 Unauthorized"), "{refused}");
+    assert!(refused.contains("\r\nconnection: close\r\n"), "{refused}");
+    serving.await.unwrap();
+
+    for (token, seconds) in [(Some("secret".into()), 10), (None, 60)] {
+        let (_client, served) = tokio::io::duplex(1 << 16);
+        let begin = tokio::time::Instant::now();
+        connection(served, server().await, token).await;
+        assert_eq!(begin.elapsed().as_secs(), seconds);
+    }
 }
 
 #[tokio::test]

@@ -47,6 +47,25 @@ async fn an_object_is_deleted_after_the_last_of_its_owners() {
 }
 
 #[tokio::test]
+async fn the_deletion_of_many_owners_deletes_every_dependent_once() {
+    let server = server().await;
+    for number in 0..20 {
+        let name = format!("p-{number}");
+        let uid = add_pod(&server, &name).await;
+        for claim in [format!("a-{number}"), format!("b-{number}")] {
+            let made = send(&server, "POST", CLAIMS, &owned(&claim, &[(&name, &uid)])).await;
+            assert_eq!(made.code, 201);
+        }
+    }
+    send(&server, "POST", CLAIMS, &claim("of-none")).await;
+    let before: u64 = get(&server, CLAIMS).await.version().parse().unwrap();
+    assert_eq!(send(&server, "DELETE", PODS, &Value::Null).await.code, 200);
+    assert_eq!(claims(&server).await, ["of-none"]);
+    let after: u64 = get(&server, CLAIMS).await.version().parse().unwrap();
+    assert_eq!(after - before, 60);
+}
+
+#[tokio::test]
 async fn an_owner_that_is_gone_already_does_not_keep_an_object_and_an_unknown_kind_does() {
     let server = server().await;
     let made = send(&server, "POST", CLAIMS, &owned("late", &[("a", &json!("gone"))])).await;

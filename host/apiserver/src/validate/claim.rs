@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use nodedock_allocator::selector::Selector;
 use serde_json::{Value, json};
 
+use super::expressions::Compiled;
 use super::fields::{
     Causes, UNBOUNDED, by, each, integer, invalid, itself, list, one_of, set, text, too_long, unsupported,
 };
@@ -15,9 +15,9 @@ use crate::status::Cause;
 pub(super) const REQUESTS: usize = 32;
 const CONSTRAINTS: usize = 32;
 pub(super) const CONFIGS: usize = 32;
-const SUBREQUESTS: usize = 8;
+pub(super) const SUBREQUESTS: usize = 8;
 pub(super) const SELECTORS: usize = 32;
-const EXPRESSION_BYTES: usize = 10 * 1024;
+pub(super) const EXPRESSION_BYTES: usize = 10 * 1024;
 /// Of opaque parameters, as JSON without space.
 pub(super) const PARAMETER_BYTES: usize = 10 * 1024;
 const TAINT_EFFECTS: [&str; 3] = ["NoExecute", "NoSchedule", "None"];
@@ -69,10 +69,12 @@ fn subrequest_names(request: &Value) -> BTreeSet<&str> {
 }
 
 /// Checks the spec of a claim at `at`: `spec`, and `spec.spec` in a template.
-pub(super) fn spec(causes: &mut Causes, at: &str, spec: &Value) {
+pub(super) fn spec(causes: &mut Causes, at: &str, spec: &Value, compiled: &Compiled) {
     let (at, devices) = (format!("{at}.devices"), &spec["devices"]);
     let requests = RequestNames::of(devices);
-    set(causes, &at, devices, "requests", REQUESTS, by("name"), request);
+    set(causes, &at, devices, "requests", REQUESTS, by("name"), |causes, at, asked| {
+        request(causes, at, asked, compiled);
+    });
     each(causes, &at, devices, "constraints", CONSTRAINTS, |causes, at, constraint| {
         requests.check_list(causes, at, constraint);
         attribute_of(causes, at, constraint);
@@ -83,7 +85,7 @@ pub(super) fn spec(causes: &mut Causes, at: &str, spec: &Value) {
     });
 }
 
-fn request(causes: &mut Causes, at: &str, request: &Value) {
+fn request(causes: &mut Causes, at: &str, request: &Value, compiled: &Compiled) {
     let name = text(request, "name");
     names::refuse(causes, &format!("{at}.name"), name, names::label(name));
     let why = "exactly one of `exactly` or `firstAvailable` is required";
@@ -97,21 +99,21 @@ fn request(causes: &mut Causes, at: &str, request: &Value) {
             set(causes, at, request, "firstAvailable", SUBREQUESTS, by("name"), |causes, at, sub| {
                 let name = text(sub, "name");
                 names::refuse(causes, &format!("{at}.name"), name, names::label(name));
-                devices(causes, at, sub);
+                devices(causes, at, sub, compiled);
             });
         }
-        (false, true) => devices(causes, &format!("{at}.exactly"), &request["exactly"]),
+        (false, true) => devices(causes, &format!("{at}.exactly"), &request["exactly"], compiled),
     }
 }
 
 /// What an exact request and a subrequest have in common.
-fn devices(causes: &mut Causes, at: &str, request: &Value) {
+fn devices(causes: &mut Causes, at: &str, request: &Value, compiled: &Compiled) {
     let (field, class) = (format!("{at}.deviceClassName"), text(request, "deviceClassName"));
     match class {
         "" => causes.push(Cause::required(field, "")),
         class => names::refuse(causes, &field, class, names::subdomain(class)),
     }
-    selectors(causes, at, request);
+    selectors(causes, at, request, compiled);
     amount(causes, at, request);
     each(causes, at, request, "tolerations", UNBOUNDED, toleration);
 }
@@ -130,7 +132,7 @@ fn amount(causes: &mut Causes, at: &str, request: &Value) {
 }
 
 /// Checks `selectors` of a request or a class.
-pub(super) fn selectors(causes: &mut Causes, at: &str, object: &Value) {
+pub(super) fn selectors(causes: &mut Causes, at: &str, object: &Value, compiled: &Compiled) {
     each(causes, at, object, "selectors", SELECTORS, |causes, at, selector| {
         if selector["cel"].is_null() {
             causes.push(Cause::required(format!("{at}.cel"), ""));
@@ -139,8 +141,8 @@ pub(super) fn selectors(causes: &mut Causes, at: &str, object: &Value) {
         let (field, expression) = (format!("{at}.cel.expression"), text(&selector["cel"], "expression"));
         if expression.len() > EXPRESSION_BYTES {
             causes.push(too_long(field, EXPRESSION_BYTES));
-        } else if let Err(error) = Selector::compile(expression) {
-            causes.push(invalid(field, expression, &error.to_string()));
+        } else if let Some(problem) = compiled.problem(expression) {
+            causes.push(invalid(field, expression, problem));
         }
     });
 }

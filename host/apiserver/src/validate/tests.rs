@@ -10,11 +10,22 @@ mod statuses;
 
 use serde_json::{Value, json};
 
-use super::object;
+use super::{Compiled, new_expressions};
 use crate::resources::{Resource, resource};
+use crate::status::Cause;
 
 fn resource_of(object: &Value) -> &'static Resource {
     resource(object["kind"].as_str().unwrap()).unwrap()
+}
+
+/// As the rules have it, with the expressions compiled.
+fn object(resource: &Resource, new: &Value, old: Option<&Value>) -> Vec<Cause> {
+    let mut compiled = Compiled::default();
+    let expressions = new_expressions(resource, new, old);
+    let mut causes: Vec<Cause> = expressions.as_ref().err().cloned().into_iter().collect();
+    compiled.compile(compiled.missing(&expressions.unwrap_or_default()));
+    causes.extend(super::object(resource, new, old, &compiled));
+    causes
 }
 
 /// What is wrong with an object, as an API server lists it: the field, then the message.

@@ -27,7 +27,12 @@ const KEPT: [&str; 9] = [
 ];
 
 pub(crate) fn now() -> Value {
-    jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string().into()
+    written(jiff::Timestamp::now()).into()
+}
+
+/// A time as metadata has it. Earlier times are less as texts too.
+pub(super) fn written(time: jiff::Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 /// The metadata of a new object.

@@ -126,8 +126,13 @@ struct ObjectStorage {
 }
 
 impl ObjectStorage {
-    fn stored(&self, change: &ObjectChange) -> Result<Vec<Change>, String> {
-        let before = self.uids.lock().get(&change.key).cloned();
+    /// `uids`: of the objects before this change, which may be another one of the same commit.
+    fn stored(
+        change: &ObjectChange,
+        uids: &mut BTreeMap<ObjectKey, Option<Uid>>,
+        before: Option<Uid>,
+    ) -> Result<Vec<Change>, String> {
+        let before = uids.get(&change.key).cloned().unwrap_or(before);
         let mut changes = Vec::new();
         let Some(object) = &change.object else {
             let revision = Arc::new(json!({ "resourceVersion": change.revision }));
@@ -135,9 +140,11 @@ impl ObjectStorage {
             let deleted = ApiObject { uid: key, resource: String::new(), object: revision };
             changes.push(Change::PutObject(Arc::new(deleted)));
             changes.extend(before.map(Change::DeleteObject));
+            uids.insert(change.key.clone(), None);
             return Ok(changes);
         };
         let uid = uid_of(object)?;
+        uids.insert(change.key.clone(), Some(uid.clone()));
         changes.extend(before.filter(|before| *before != uid).map(Change::DeleteObject));
         let resource = change.key.resource.to_owned();
         changes.push(Change::PutObject(Arc::new(ApiObject { uid, resource, object: object.clone() })));
@@ -165,8 +172,11 @@ impl Storage for ObjectStorage {
                 source,
             };
             let mut records = Vec::with_capacity(changes.len());
+            let mut uids = BTreeMap::new();
             for change in &changes {
-                records.extend(self.stored(change).map_err(|why| failed(why.into()))?);
+                let before = self.uids.lock().get(&change.key).cloned();
+                let stored = Self::stored(change, &mut uids, before);
+                records.extend(stored.map_err(|why| failed(why.into()))?);
             }
             self.checkpoint.commit(records).await.map_err(|error| failed(error.into()))?;
             changes.iter().for_each(|change| self.note(change));
@@ -316,5 +326,55 @@ impl PreparedClaims for Prepared {
             failed.map_or(Ok(()), Err)?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+    use nodedock_core::checkpoint;
+
+    fn object(name: &str, uid: &str) -> Arc<Value> {
+        Arc::new(json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "name": name, "uid": uid } }))
+    }
+
+    fn change(name: &str, object: Option<Arc<Value>>, revision: u64) -> ObjectChange {
+        let key = ObjectKey { resource: "pods", namespace: "default".to_owned(), name: name.to_owned() };
+        ObjectChange { key, object, revision }
+    }
+
+    #[tokio::test]
+    async fn objects_are_stored_under_their_uid_and_one_that_comes_and_goes_at_once_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("checkpoint.db");
+        let opened = checkpoint::open(&path).unwrap();
+        let storage = ObjectStorage { checkpoint: opened.checkpoint, uids: Mutex::default() };
+        let (one, other) = (object("a", "u1"), object("a", "u2"));
+        storage
+            .commit(vec![change("a", Some(one), 1), change("b", Some(object("b", "u3")), 2)])
+            .await
+            .unwrap();
+        // Deleted and made again, and made and deleted.
+        storage.commit(vec![change("a", None, 3), change("a", Some(other.clone()), 4)]).await.unwrap();
+        storage.commit(vec![change("c", Some(object("c", "u4")), 5), change("c", None, 6)]).await.unwrap();
+        storage.commit(vec![change("b", None, 7)]).await.unwrap();
+        storage.checkpoint.close().await;
+        let objects = checkpoint::open(&path).unwrap().dump.objects;
+        let found: Vec<_> = objects.iter().map(|stored| (stored.uid.as_str(), &*stored.object)).collect();
+        assert_eq!(found, [(DELETED_REVISION_KEY, &json!({ "resourceVersion": 7 })), ("u2", &*other)]);
+    }
+
+    #[tokio::test]
+    async fn an_object_without_a_uid_is_not_stored_and_neither_is_what_comes_with_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("checkpoint.db");
+        let opened = checkpoint::open(&path).unwrap();
+        let storage = ObjectStorage { checkpoint: opened.checkpoint, uids: Mutex::default() };
+        let changes = vec![change("a", Some(object("a", "u1")), 1), change("b", Some(object("b", "")), 2)];
+        assert!(storage.commit(changes).await.is_err());
+        storage.checkpoint.close().await;
+        assert!(checkpoint::open(&path).unwrap().dump.objects.is_empty());
     }
 }

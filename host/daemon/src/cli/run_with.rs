@@ -64,7 +64,7 @@ pub(super) struct RunWithArgs {
     /// Number of devices
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=32))]
     count: u32,
-    /// CEL expression that each device has to fulfil, such as 'device.capacity["gpu.example.com"].memory >= quantity("40Gi")'; may be given several times
+    /// CEL expression that each device has to fulfil, such as 'device.capacity["gpu.example.com"].memory.compareTo(quantity("40Gi")) >= 0'; may be given several times
     #[arg(long, value_name = "EXPRESSION")]
     select: Vec<String>,
     #[arg(short, long, value_name = "NAME", default_value = "default")]
@@ -278,9 +278,26 @@ async fn run_program(
         tokio::select! {
             ended = &mut all => return ended.context("wait for the program"),
             // A terminal sends its signals to the program as well, and a second one does no harm.
-            () = signals.received() => drop(kill_process(pid, Signal::TERM)),
+            () = signals.received() => {
+                for child in children() {
+                    // It may have ended.
+                    let _ = kill_process(child, Signal::TERM);
+                }
+            }
         }
     }
+}
+
+/// The program, and what was left behind. They are children until they are waited for, so no other process has their numbers.
+fn children() -> Vec<Pid> {
+    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    let numbers: Vec<_> = lists
+        .flat_map(|list| {
+            list.split_ascii_whitespace().filter_map(|number| number.parse().ok()).collect::<Vec<i32>>()
+        })
+        .collect();
+    numbers.into_iter().filter_map(Pid::from_raw).collect()
 }
 
 /// Waits until there is no child any more, and returns the exit code of one.
@@ -318,7 +335,10 @@ pub(super) async fn hold(location: &Location, args: HoldArgs) -> Result<()> {
             Err(error) => Err(error),
         };
         match added {
-            Ok(()) => break,
+            Ok(claim) if claim.pointer("/metadata/deletionTimestamp").is_some_and(Value::is_string) => {
+                anyhow::bail!("claim {}/{} ended before the program began", args.namespace, args.claim);
+            }
+            Ok(_) => break,
             Err(_) if began.elapsed() < DAEMON_WAIT => sleep(DAEMON_RETRY).await,
             Err(error) => return Err(error.context("hold the claim for the program")),
         }

@@ -8,6 +8,7 @@ use futures::stream::{BoxStream, select_all};
 use futures::{Stream, StreamExt};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use kube::api::{ApiResource, DynamicObject};
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Api, Resource, ResourceExt};
@@ -20,7 +21,8 @@ pub(super) type Key = (String, String);
 pub(super) enum Seen<K> {
     Is(Arc<K>),
     Gone(Key),
-    Only(BTreeSet<Key>),
+    /// There are no others, but those of a later version than these.
+    Only(BTreeSet<Key>, u64),
 }
 
 #[derive(Debug)]
@@ -39,20 +41,24 @@ pub(super) fn key(object: &impl ResourceExt) -> Key {
 /// All objects that an allocation depends on. It never ends.
 pub(super) fn changes(client: &kube::Client) -> impl Stream<Item = Change> + Send + use<> {
     let streams: [BoxStream<'static, Change>; 5] = [
-        watched(Api::all(client.clone()), Change::Claim),
-        watched(Api::all(client.clone()), Change::Class),
-        watched(Api::all(client.clone()), Change::Slice),
-        watched(Api::all(client.clone()), Change::Pod),
-        watched(Api::all(client.clone()), Change::Node),
+        watched(all::<ResourceClaim>(client), Change::Claim),
+        watched(all::<DeviceClass>(client), Change::Class),
+        watched(all::<ResourceSlice>(client), Change::Slice),
+        watched(all::<Pod>(client), Change::Pod),
+        watched(all::<Node>(client), Change::Node),
     ];
     select_all(streams)
 }
 
-fn watched<K>(api: Api<K>, of: fn(Seen<K>) -> Change) -> BoxStream<'static, Change>
+fn all<K: Resource<DynamicType = ()>>(client: &kube::Client) -> Api<DynamicObject> {
+    Api::all_with(client.clone(), &ApiResource::erase::<K>(&()))
+}
+
+fn watched<K>(api: Api<DynamicObject>, of: fn(Seen<K>) -> Change) -> BoxStream<'static, Change>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + 'static,
 {
-    let mut listed = BTreeSet::new();
+    let (mut listed, mut newest) = (BTreeSet::new(), 0);
     let events = watcher(api, watcher::Config::default()).default_backoff();
     let seen = events.filter_map(move |event| {
         let seen = match event {
@@ -63,17 +69,35 @@ where
             }
             Ok(Event::Init) => {
                 listed.clear();
+                newest = 0;
                 None
             }
             Ok(Event::InitApply(object)) => {
                 listed.insert(key(&object));
-                Some(Seen::Is(Arc::new(object)))
+                newest = newest.max(version(&object));
+                Some(parsed(object))
             }
-            Ok(Event::InitDone) => Some(Seen::Only(std::mem::take(&mut listed))),
-            Ok(Event::Apply(object)) => Some(Seen::Is(Arc::new(object))),
+            Ok(Event::InitDone) => Some(Seen::Only(std::mem::take(&mut listed), newest)),
+            Ok(Event::Apply(object)) => Some(parsed(object)),
             Ok(Event::Delete(object)) => Some(Seen::Gone(key(&object))),
         };
         std::future::ready(seen.map(of))
     });
     seen.boxed()
+}
+
+/// An object that this release cannot read is none to it, and holds up no other.
+fn parsed<K: Resource + Clone + Debug + DeserializeOwned>(object: DynamicObject) -> Seen<K> {
+    let key = key(&object);
+    match object.try_parse() {
+        Ok(object) => Seen::Is(Arc::new(object)),
+        Err(error) => {
+            tracing::warn!(?key, %error, "an object of the local API is left out");
+            Seen::Gone(key)
+        }
+    }
+}
+
+pub(super) fn version(object: &impl ResourceExt) -> u64 {
+    object.resource_version().and_then(|version| version.parse().ok()).unwrap_or_default()
 }

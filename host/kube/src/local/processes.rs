@@ -106,25 +106,50 @@ async fn end_with(
         }
     }
     let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
-    while let Err(problem) = end(&client, &claim, &*prepared).await {
-        tracing::warn!(namespace, claim = name, %problem, "the processes of the claim have ended, and it has not");
+    loop {
+        match end(&client, &claim, &*prepared).await {
+            Ok(true) => break,
+            Ok(false) => {}
+            Err(problem) => {
+                let why = "the processes of the claim have ended, and it has not";
+                tracing::warn!(namespace, claim = name, %problem, why);
+            }
+        }
         sleep(backoff.delay()).await;
     }
     tracing::info!(namespace, claim = name, "the claim ends with its processes");
 }
 
+/// Deletes the claim, so that no process and no pod is added to it, and then unprepares it. Returns whether it is gone, or belongs to more
+/// processes than were waited for, which the task that follows them sees as well.
 async fn end(
     client: &KubeClient,
     claim: &ResourceClaim,
     prepared: &dyn PreparedClaims,
-) -> Result<(), Problem> {
-    prepared.unprepare_users(&claim.uid().unwrap_or_default()).await?;
+) -> Result<bool, Problem> {
     let claims = Api::<ResourceClaim>::namespaced(client.client(), &claim.namespace().unwrap_or_default());
-    let same = Preconditions { uid: claim.uid(), ..Preconditions::default() };
-    let deleted = claims.delete(&claim.name_any(), &DeleteParams::default().preconditions(same)).await;
-    match deleted.map_err(ApiError::from) {
-        Ok(_) => Ok(()),
-        Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Conflict) => Ok(()),
-        Err(error) => Err(error.problem()),
+    let current = match claims.get(&claim.name_any()).await.map_err(ApiError::from) {
+        Ok(current) if current.uid() == claim.uid() => current,
+        Ok(_) => return Ok(true),
+        Err(error) if error.kind == ErrorKind::NotFound => return Ok(true),
+        Err(error) => return Err(error.problem()),
+    };
+    if current.metadata.deletion_timestamp.is_none() {
+        if processes_of(&current) != processes_of(claim) {
+            return Ok(true);
+        }
+        let resource_version = current.resource_version();
+        let same = Preconditions { uid: claim.uid(), resource_version };
+        let deleted = claims.delete(&claim.name_any(), &DeleteParams::default().preconditions(same)).await;
+        match deleted.map_err(ApiError::from) {
+            Ok(_) => {}
+            Err(error) if matches!(error.kind, ErrorKind::NotFound | ErrorKind::Conflict) => {
+                return Ok(false);
+            }
+            Err(error) => return Err(error.problem()),
+        }
     }
+    // A prepare that is under way shows its pods in a later round.
+    prepared.unprepare_users(&claim.uid().unwrap_or_default()).await?;
+    Ok(false)
 }

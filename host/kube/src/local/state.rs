@@ -11,11 +11,13 @@ use k8s_openapi::api::resource::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use nodedock_allocator::allocate::{Bounds, InUse, Inventory, NodeRef, NotAllocated, allocate};
+use nodedock_allocator::allocate::{
+    Bounds, InUse, Inventory, NodeRef, NotAllocated, NotAllocatedKind, allocate,
+};
 
 use uuid::Uuid;
 
-use super::objects::{Change, Key, Seen, key};
+use super::objects::{Change, Key, Seen, key, version};
 use crate::pools::NodePools;
 use nodedock_model::{AllocatedDevice, ClaimRecord};
 
@@ -96,7 +98,26 @@ struct Known {
     /// Its place among claims that wait: time of its creation, and its first resource version that was seen.
     place: (Option<Timestamp>, u64),
     /// Why it was not allocated, and in which state of the rest.
-    refused: Option<(u64, Arc<NotAllocated>)>,
+    refused: Option<(Epoch, Arc<NotAllocated>)>,
+}
+
+/// Counts changes that may let a claim be allocated that was refused.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Epoch {
+    /// Of classes, slices and the node.
+    devices: u64,
+    /// Of devices that became free.
+    freed: u64,
+}
+
+impl Epoch {
+    /// Whether a claim that was refused then is to be tried again. One that is wrong, or has too many combinations, is not helped by a free device.
+    fn is_over(self, now: Self, why: NotAllocatedKind) -> bool {
+        match why {
+            NotAllocatedKind::Invalid | NotAllocatedKind::TooComplex => self.devices != now.devices,
+            NotAllocatedKind::Unsatisfiable | NotAllocatedKind::PoolNotReady => self != now,
+        }
+    }
 }
 
 pub(super) struct State {
@@ -107,17 +128,12 @@ pub(super) struct State {
     pods: BTreeMap<Key, Arc<Pod>>,
     node_use: NodeUse,
     /// None: slices changed.
-    inventory: Option<Inventory>,
+    inventory: Option<Arc<Inventory>>,
     in_use: InUse,
     has_node: bool,
-    /// Counts changes that may let a claim be allocated that was refused.
-    epoch: u64,
+    epoch: Epoch,
     /// Kinds whose first list is not complete yet.
     unlisted: BTreeSet<&'static str>,
-}
-
-fn version(object: &impl ResourceExt) -> u64 {
-    object.resource_version().and_then(|version| version.parse().ok()).unwrap_or_default()
 }
 
 pub(super) fn allocation(claim: &ResourceClaim) -> Option<&AllocationResult> {
@@ -150,7 +166,7 @@ impl State {
             inventory: None,
             in_use: InUse::new(),
             has_node: false,
-            epoch: 0,
+            epoch: Epoch::default(),
             unlisted: BTreeSet::from(["claims", "classes", "slices", "pods", "nodes"]),
         }
     }
@@ -159,24 +175,27 @@ impl State {
         match change {
             Change::Claim(Seen::Is(claim)) => self.put_claim(claim),
             Change::Claim(Seen::Gone(key)) => self.remove_claim(&key),
-            Change::Claim(Seen::Only(keys)) => {
-                let gone: Vec<_> = self.claims.keys().filter(|key| !keys.contains(*key)).cloned().collect();
+            Change::Claim(Seen::Only(keys, newest)) => {
+                // One that was made since is in no list from before.
+                let is_gone =
+                    |(key, known): &(&Key, &Known)| !keys.contains(*key) && version(&*known.claim) <= newest;
+                let gone: Vec<_> = self.claims.iter().filter(is_gone).map(|(key, _)| key.clone()).collect();
                 gone.iter().for_each(|key| self.remove_claim(key));
                 self.unlisted.remove("claims");
             }
             Change::Class(seen) => {
-                self.unlisted.remove(if matches!(seen, Seen::Only(_)) { "classes" } else { "" });
+                self.unlisted.remove(if matches!(seen, Seen::Only(..)) { "classes" } else { "" });
                 put(&mut self.classes, seen);
-                self.epoch += 1;
+                self.epoch.devices += 1;
             }
             Change::Slice(seen) => {
-                self.unlisted.remove(if matches!(seen, Seen::Only(_)) { "slices" } else { "" });
+                self.unlisted.remove(if matches!(seen, Seen::Only(..)) { "slices" } else { "" });
                 put(&mut self.slices, seen);
                 self.inventory = None;
-                self.epoch += 1;
+                self.epoch.devices += 1;
             }
             Change::Pod(seen) => {
-                self.unlisted.remove(if matches!(seen, Seen::Only(_)) { "pods" } else { "" });
+                self.unlisted.remove(if matches!(seen, Seen::Only(..)) { "pods" } else { "" });
                 put(&mut self.pods, seen);
             }
             Change::Node(Seen::Is(node)) if node.name_any() == self.node.name => {
@@ -185,11 +204,11 @@ impl State {
                 if labels != self.node.labels {
                     self.node.labels = labels;
                     self.inventory = None;
-                    self.epoch += 1;
+                    self.epoch.devices += 1;
                 }
             }
             Change::Node(Seen::Gone((_, name))) if name == self.node.name => self.has_node = false,
-            Change::Node(Seen::Only(keys)) => {
+            Change::Node(Seen::Only(keys, _)) => {
                 self.has_node = keys.iter().any(|(_, name)| *name == self.node.name);
                 self.unlisted.remove("nodes");
             }
@@ -209,14 +228,22 @@ impl State {
         let place = before.filter(|before| before.claim.uid() == claim.uid()).map(|before| before.place);
         let created = claim.creation_timestamp().map(|time| time.0);
         let place = place.unwrap_or_else(|| (created, version(&*claim)));
-        if let Some(before) = before.map(|before| before.claim.clone()) {
-            self.end_use(&before);
-        }
-        if let (Some(uid), Some(allocation)) = (claim.uid(), allocation(&claim)) {
-            self.in_use.add(&uid, allocation);
+        let before = before.map(|before| before.claim.clone());
+        let is_same_use = before
+            .as_ref()
+            .is_some_and(|before| before.uid() == claim.uid() && allocation(before) == allocation(&claim));
+        if !is_same_use {
+            if let Some(before) = before {
+                self.end_use(&before);
+            }
+            if let (Some(uid), Some(allocation)) = (claim.uid(), allocation(&claim)) {
+                self.in_use.add(&uid, allocation);
+            }
         }
         self.claims.insert(key, Known { claim, place, refused: None });
-        self.use_foreign();
+        if !is_same_use {
+            self.use_foreign();
+        }
     }
 
     fn remove_claim(&mut self, key: &Key) {
@@ -229,7 +256,7 @@ impl State {
     fn end_use(&mut self, claim: &ResourceClaim) {
         if let (Some(uid), Some(_)) = (claim.uid(), allocation(claim)) {
             self.in_use.remove(&uid);
-            self.epoch += 1;
+            self.epoch.freed += 1;
         }
     }
 
@@ -237,6 +264,7 @@ impl State {
         if node_use == self.node_use {
             return;
         }
+        let is_freed = self.node_use.claims.keys().any(|uid| !node_use.claims.contains_key(uid));
         for uid in self.node_use.claims.keys() {
             self.in_use.remove(uid);
         }
@@ -248,7 +276,9 @@ impl State {
             }
         }
         self.use_foreign();
-        self.epoch += 1;
+        if is_freed {
+            self.epoch.freed += 1;
+        }
     }
 
     /// Counts what is prepared and has no allocated object: claims of manifests, and those whose object is gone.
@@ -287,7 +317,8 @@ impl State {
         for (key, known) in &self.claims {
             let claim = &known.claim;
             if allocation(claim).is_none() {
-                let is_refused = known.refused.as_ref().is_some_and(|(epoch, _)| *epoch == self.epoch);
+                let is_refused =
+                    known.refused.as_ref().is_some_and(|(epoch, why)| !epoch.is_over(self.epoch, why.kind));
                 if is_ending(&**claim) {
                     let is_protected = claim.finalizers().iter().any(|name| name == FINALIZER);
                     steps.extend(is_protected.then(|| Step::Release(claim.clone())));
@@ -297,7 +328,7 @@ impl State {
                 continue;
             }
             let wanted = self.consumers_of(key, claim, reservations.get(key));
-            if is_ending(&**claim) && wanted.is_empty() && !self.is_prepared(claim) {
+            if is_ending(&**claim) && self.is_unused(claim, &wanted) {
                 steps.push(Step::Release(claim.clone()));
             } else if wanted != consumers(claim) {
                 steps.push(Step::Reserve { claim: claim.clone(), consumers: wanted });
@@ -306,6 +337,16 @@ impl State {
         waiting.sort_by_key(|(place, _)| *place);
         steps.extend(waiting.into_iter().map(|(_, claim)| Step::Allocate(claim.clone())));
         steps
+    }
+
+    /// Whether a claim may still be released, as it was decided.
+    pub(super) fn may_release(&self, claim: &ResourceClaim, reservations: &Reservations) -> bool {
+        let key = key(claim);
+        self.is_unused(claim, &self.consumers_of(&key, claim, reservations.get(&key)))
+    }
+
+    fn is_unused(&self, claim: &ResourceClaim, wanted: &[ResourceClaimConsumerReference]) -> bool {
+        wanted.is_empty() && !self.is_prepared(claim)
     }
 
     fn is_prepared(&self, claim: &ResourceClaim) -> bool {
@@ -330,6 +371,9 @@ impl State {
             consumer.resource != "pods" || has_pod(&consumer.uid)
         };
         let mut wanted: Vec<_> = consumers(claim).iter().filter(stays).cloned().collect();
+        // The server takes no new consumer of a claim that is being deleted, but one that prepares it keeps it.
+        let is_reserving = |uid: &String| reserving.is_some_and(|pods| pods.contains_key(uid));
+        users.retain(|uid, _| !is_ending(claim) || is_reserving(uid));
         for (uid, name) in users {
             if !wanted.iter().any(|consumer| consumer.uid == uid) {
                 let resource = "pods".to_owned();
@@ -396,24 +440,68 @@ impl State {
         steps
     }
 
-    /// The devices for a claim, or why there are none, which is kept until something changes.
-    pub(super) fn allocate(
-        &mut self,
-        claim: &ResourceClaim,
-        now: Timestamp,
-    ) -> Result<AllocationResult, Arc<NotAllocated>> {
+    /// Takes out what an allocation needs. It has to end with [`Self::end_allocation`], or with [`Self::lost_allocation`].
+    pub(super) fn begin_allocation(&mut self, claim: &Arc<ResourceClaim>, now: Timestamp) -> Allocation {
         let (slices, node) = (&self.slices, &self.node);
-        let inventory = self.inventory.get_or_insert_with(|| Inventory::new(slices.values().cloned(), node));
-        let classes = |name: &str| self.classes.get(&(String::new(), name.to_owned())).cloned();
-        let mut share_ids = || Uuid::new_v4().to_string();
-        let (in_use, bounds) = (&self.in_use, Bounds::default());
-        allocate(inventory, in_use, &classes, claim, &bounds, now, &mut share_ids).map_err(|refusal| {
+        let inventory =
+            self.inventory.get_or_insert_with(|| Arc::new(Inventory::new(slices.values().cloned(), node)));
+        Allocation {
+            inventory: inventory.clone(),
+            in_use: std::mem::take(&mut self.in_use),
+            classes: self.classes.clone(),
+            claim: claim.clone(),
+            now,
+        }
+    }
+
+    /// The devices for a claim, or why there are none, which is kept until something changes.
+    pub(super) fn end_allocation(&mut self, done: Allocated) -> Result<AllocationResult, Arc<NotAllocated>> {
+        self.in_use = done.in_use;
+        done.result.map_err(|refusal| {
             let refusal = Arc::new(refusal);
-            if let Some(known) = self.claims.get_mut(&key(claim)) {
+            if let Some(known) = self.claims.get_mut(&key(&*done.claim)) {
                 known.refused = Some((self.epoch, refusal.clone()));
             }
             refusal
         })
+    }
+
+    /// An allocation did not end: what it took out is made again.
+    pub(super) fn lost_allocation(&mut self) {
+        self.in_use = InUse::new();
+        for known in self.claims.values() {
+            if let (Some(uid), Some(allocation)) = (known.claim.uid(), allocation(&known.claim)) {
+                self.in_use.add(&uid, allocation);
+            }
+        }
+        self.use_foreign();
+    }
+}
+
+/// An allocation to be made, which may take some time.
+pub(super) struct Allocation {
+    inventory: Arc<Inventory>,
+    in_use: InUse,
+    classes: BTreeMap<Key, Arc<DeviceClass>>,
+    claim: Arc<ResourceClaim>,
+    now: Timestamp,
+}
+
+/// One that was made, or refused.
+pub(super) struct Allocated {
+    in_use: InUse,
+    claim: Arc<ResourceClaim>,
+    result: Result<AllocationResult, NotAllocated>,
+}
+
+impl Allocation {
+    pub(super) fn run(self) -> Allocated {
+        let Self { inventory, in_use, classes, claim, now } = self;
+        let class = |name: &str| classes.get(&(String::new(), name.to_owned())).cloned();
+        let mut share_ids = || Uuid::new_v4().to_string();
+        let bounds = Bounds::default();
+        let result = allocate(&inventory, &in_use, &class, &claim, &bounds, now, &mut share_ids);
+        Allocated { in_use, claim, result }
     }
 }
 
@@ -421,6 +509,8 @@ fn put<K: ResourceExt>(objects: &mut BTreeMap<Key, Arc<K>>, seen: Seen<K>) {
     match seen {
         Seen::Is(object) => drop(objects.insert(key(&*object), object)),
         Seen::Gone(key) => drop(objects.remove(&key)),
-        Seen::Only(keys) => objects.retain(|key, _| keys.contains(key)),
+        Seen::Only(keys, newest) => {
+            objects.retain(|key, object| keys.contains(key) || version(&**object) > newest);
+        }
     }
 }

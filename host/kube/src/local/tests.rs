@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use nodedock_allocator::allocate::NodeRef;
+use nodedock_allocator::allocate::{NodeRef, NotAllocated};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -22,6 +22,13 @@ struct Machine {
     pods: BTreeMap<Key, Pod>,
     node_use: NodeUse,
     reservations: Reservations,
+}
+
+impl State {
+    fn allocated(&mut self, claim: &Arc<ResourceClaim>) -> Result<AllocationResult, Arc<NotAllocated>> {
+        let allocation = self.begin_allocation(claim, Timestamp::UNIX_EPOCH);
+        self.end_allocation(allocation.run())
+    }
 }
 
 fn of<K: serde::de::DeserializeOwned>(object: Value) -> K {
@@ -58,20 +65,23 @@ impl Machine {
             "pool": { "name": "n/p", "generation": 1, "resourceSliceCount": 1 }, "devices": names } });
         let class = json!({ "metadata": { "name": "any" }, "spec": { "selectors": [] } });
         self.state.apply(Change::Slice(Seen::Is(Arc::new(of(slice)))));
-        self.state.apply(Change::Slice(Seen::Only(BTreeSet::from([(String::new(), "s".to_owned())]))));
+        self.state
+            .apply(Change::Slice(Seen::Only(BTreeSet::from([(String::new(), "s".to_owned())]), u64::MAX)));
         self.state.apply(Change::Class(Seen::Is(Arc::new(of(class)))));
-        self.state.apply(Change::Class(Seen::Only(BTreeSet::from([(String::new(), "any".to_owned())]))));
+        self.state
+            .apply(Change::Class(Seen::Only(BTreeSet::from([(String::new(), "any".to_owned())]), u64::MAX)));
         for claim in self.claims.values() {
             self.state.apply(Change::Claim(Seen::Is(Arc::new(claim.clone()))));
         }
-        self.state.apply(Change::Claim(Seen::Only(self.claims.keys().cloned().collect())));
-        self.state.apply(Change::Pod(Seen::Only(BTreeSet::new())));
+        self.state.apply(Change::Claim(Seen::Only(self.claims.keys().cloned().collect(), u64::MAX)));
+        self.state.apply(Change::Pod(Seen::Only(BTreeSet::new(), u64::MAX)));
         for pod in self.pods.values() {
             self.state.apply(Change::Pod(Seen::Is(Arc::new(pod.clone()))));
         }
         let node = json!({ "metadata": { "name": "n" } });
         self.state.apply(Change::Node(Seen::Is(Arc::new(of(node)))));
-        self.state.apply(Change::Node(Seen::Only(BTreeSet::from([(String::new(), "n".to_owned())]))));
+        self.state
+            .apply(Change::Node(Seen::Only(BTreeSet::from([(String::new(), "n".to_owned())]), u64::MAX)));
         self.state.set_node_use(self.node_use.clone());
     }
 
@@ -178,7 +188,7 @@ impl Machine {
                 self.put(claim);
             }
             Step::Allocate(claim) => {
-                if let Ok(result) = self.state.allocate(&claim, Timestamp::UNIX_EPOCH) {
+                if let Ok(result) = self.state.allocated(&claim) {
                     let mut claim = ResourceClaim::clone(&claim);
                     claim.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
                     claim.status.get_or_insert_default().allocation = Some(result);
@@ -280,6 +290,59 @@ fn a_claim_is_reserved_for_pods_that_use_it_or_prepare_it() {
     machine.put_pod(over);
     machine.settle();
     assert_eq!((machine.consumers("a"), machine.devices("a")), (vec![], Some(vec!["d0".into()])));
+}
+
+#[test]
+fn a_claim_that_is_deleted_gets_no_new_consumer_and_goes_with_its_last_one() {
+    let mut machine = Machine::new(1);
+    let pod = |name: &str| {
+        of::<Pod>(json!({ "metadata": { "name": name, "namespace": "default", "uid": name },
+            "spec": { "containers": [], "resourceClaims": [{ "name": "x", "resourceClaimName": "a" }] } }))
+    };
+    machine.create("a", 1);
+    machine.put_pod(pod("one"));
+    machine.settle();
+    machine.delete("a");
+    machine.put_pod(pod("two"));
+    machine.settle();
+    assert_eq!(machine.consumers("a"), ["one/one"]);
+    machine.pods.remove(&name("one"));
+    machine.state.apply(Change::Pod(Seen::Gone(name("one"))));
+    // One that is about to prepare it keeps it.
+    let claim = Arc::new(machine.claims[&name("a")].clone());
+    let reserving = BTreeMap::from([(name("a"), BTreeMap::from([("u".to_owned(), "p".to_owned())]))]);
+    assert!(!machine.state.may_release(&claim, &reserving));
+    machine.settle();
+    assert!(!machine.claims.contains_key(&name("a")));
+}
+
+#[test]
+fn a_claim_that_was_made_during_a_list_is_not_taken_for_gone() {
+    let mut machine = Machine::new(1);
+    machine.create("a", 1);
+    machine.settle();
+    let before = machine.version;
+    machine.create("b", 1);
+    machine.state.apply(Change::Claim(Seen::Only(BTreeSet::from([name("a")]), before)));
+    assert_eq!(machine.state.claims().count(), 2);
+    machine.state.apply(Change::Claim(Seen::Only(BTreeSet::from([name("a")]), machine.version)));
+    assert_eq!(machine.state.claims().count(), 1);
+}
+
+#[test]
+fn a_claim_that_waits_is_tried_again_for_what_may_help_it_alone() {
+    let mut machine = Machine::new(1);
+    machine.create("a", 1);
+    machine.create("b", 1);
+    machine.settle();
+    let is_tried = |machine: &Machine| !machine.state.steps(&machine.reservations).is_empty();
+    let mut labelled = machine.claims[&name("a")].clone();
+    labelled.metadata.labels = Some(BTreeMap::from([("x".to_owned(), "y".to_owned())]));
+    machine.put(labelled);
+    machine.prepare("a");
+    assert!(!is_tried(&machine), "nothing became free");
+    machine.list(2);
+    assert!(is_tried(&machine), "there are other devices");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Pod, PodResourceClaim};
 use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceClaimTemplate};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::{Api, ResourceExt};
 use serde_json::{Value, json};
@@ -143,8 +144,14 @@ impl Writes {
         claim: Arc<ResourceClaim>,
         state: &mut State,
     ) -> Result<Option<ResourceClaim>, ApiError> {
-        let now = k8s_openapi::jiff::Timestamp::now();
-        let result = match state.allocate(&claim, now) {
+        let allocation = state.begin_allocation(&claim, Timestamp::now());
+        // A search takes up to a second, and may not hold up the thread of other tasks.
+        let Ok(done) = tokio::task::spawn_blocking(move || allocation.run()).await else {
+            state.lost_allocation();
+            let words = format!("the allocation of claim {} did not end", claim.name_any());
+            return Err(ApiError::new(ErrorKind::Invalid, words));
+        };
+        let result = match state.end_allocation(done) {
             Ok(result) => result,
             Err(refusal) => {
                 tracing::debug!(claim = claim.name_any(), why = refusal.message, "claim not allocated");
