@@ -241,18 +241,7 @@ impl Sockets {
             None => None,
         };
         let local_api = match &config.local_api {
-            Some(local) => {
-                let address = match local.listen {
-                    Some(address) => {
-                        let listener = TcpListener::bind(address).await;
-                        Some(listener.with_context(|| {
-                            format!("listen on {address} (localApi.listen of the config)")
-                        })?)
-                    }
-                    None => None,
-                };
-                Some(local::Listeners { socket: open(&paths.api).await?, address })
-            }
+            Some(local) => Some(local::Listeners::bind(open(&paths.api).await?, local).await?),
             None => None,
         };
         Ok(Self {

@@ -70,6 +70,16 @@ pub(super) struct Listeners {
     pub(super) address: Option<TcpListener>,
 }
 
+impl Listeners {
+    pub(super) async fn bind(socket: UnixListener, config: &LocalApiConfig) -> Result<Self> {
+        let Some(address) = config.listen else { return Ok(Self { socket, address: None }) };
+        let listener = TcpListener::bind(address).await;
+        let listener =
+            listener.with_context(|| format!("listen on {address} (localApi.listen of the config)"))?;
+        Ok(Self { socket, address: Some(listener) })
+    }
+}
+
 /// What clients on the address know the API by, as it is kept in a file that the daemon's user alone can read.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct KeptIdentity {
