@@ -84,6 +84,8 @@ struct Shared {
 /// The claims after a decision, and why some are not allocated.
 #[derive(Default)]
 struct View {
+    /// [`State::shown`] of its time.
+    shown: u64,
     claims: BTreeMap<Key, Arc<ResourceClaim>>,
     refusals: BTreeMap<Key, Arc<NotAllocated>>,
 }
@@ -298,8 +300,13 @@ impl Shared {
         reservations
     }
 
+    /// Shows the claims to those who wait for them, unless they were shown.
     fn publish(&self, state: &State) {
+        if self.view.borrow().shown == state.shown {
+            return;
+        }
         self.view.send_replace(Arc::new(View {
+            shown: state.shown,
             claims: state.claims().map(|claim| (objects::key(&**claim), claim.clone())).collect(),
             refusals: state.refusals(),
         }));

@@ -127,6 +127,10 @@ pub(super) struct State {
     claims: BTreeMap<Key, Known>,
     pods: BTreeMap<Key, Arc<Pod>>,
     node_use: NodeUse,
+    /// UIDs of claims with devices.
+    allocated: BTreeSet<String>,
+    /// Counts changes of claims, and of why they have no devices.
+    pub(super) shown: u64,
     /// None: slices changed.
     inventory: Option<Arc<Inventory>>,
     in_use: InUse,
@@ -163,6 +167,8 @@ impl State {
             claims: BTreeMap::new(),
             pods: BTreeMap::new(),
             node_use: NodeUse::default(),
+            allocated: BTreeSet::new(),
+            shown: 0,
             inventory: None,
             in_use: InUse::new(),
             has_node: false,
@@ -238,8 +244,10 @@ impl State {
             }
             if let (Some(uid), Some(allocation)) = (claim.uid(), allocation(&claim)) {
                 self.in_use.add(&uid, allocation);
+                self.allocated.insert(uid);
             }
         }
+        self.shown += 1;
         self.claims.insert(key, Known { claim, place, refused: None });
         if !is_same_use {
             self.use_foreign();
@@ -248,6 +256,7 @@ impl State {
 
     fn remove_claim(&mut self, key: &Key) {
         if let Some(before) = self.claims.remove(key) {
+            self.shown += 1;
             self.end_use(&before.claim);
             self.use_foreign();
         }
@@ -256,6 +265,7 @@ impl State {
     fn end_use(&mut self, claim: &ResourceClaim) {
         if let (Some(uid), Some(_)) = (claim.uid(), allocation(claim)) {
             self.in_use.remove(&uid);
+            self.allocated.remove(&uid);
             self.epoch.freed += 1;
         }
     }
@@ -283,13 +293,8 @@ impl State {
 
     /// Counts what is prepared and has no allocated object: claims of manifests, and those whose object is gone.
     fn use_foreign(&mut self) {
-        let allocated: BTreeSet<String> = self
-            .claims
-            .values()
-            .filter(|known| allocation(&known.claim).is_some())
-            .filter_map(|known| known.claim.uid())
-            .collect();
-        for (uid, allocation) in self.node_use.claims.iter().filter(|(uid, _)| !allocated.contains(*uid)) {
+        for (uid, allocation) in self.node_use.claims.iter().filter(|(uid, _)| !self.allocated.contains(*uid))
+        {
             self.in_use.remove(uid);
             self.in_use.add(uid, allocation);
         }
@@ -461,6 +466,7 @@ impl State {
             let refusal = Arc::new(refusal);
             if let Some(known) = self.claims.get_mut(&key(&*done.claim)) {
                 known.refused = Some((self.epoch, refusal.clone()));
+                self.shown += 1;
             }
             refusal
         })
