@@ -9,6 +9,8 @@
 mod convert;
 mod defaults;
 mod discovery;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzz;
 mod garbage;
 mod identity;
 mod merge;

@@ -12,6 +12,7 @@ mod texts;
 mod tests;
 
 pub use answers::answers;
+pub use nodedock_apiserver::fuzz::api;
 pub use nodedock_core::checkpoint::fuzz::record;
 pub use nodedock_wasm::testing::fuzz::admission;
 pub use snapshot::snapshot;

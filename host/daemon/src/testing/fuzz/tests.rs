@@ -7,9 +7,10 @@ use super::*;
 
 type Function = fn(&[u8]) -> bool;
 
-const TARGETS: [(&str, Function); 7] = [
+const TARGETS: [(&str, Function); 8] = [
     ("admission", admission),
     ("answers", answers),
+    ("api", api),
     ("config", config),
     ("grant", grant),
     ("manifest", manifest),
