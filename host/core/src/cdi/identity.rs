@@ -3,8 +3,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::device_metadata::POD_CLAIM_NAME;
 use nodedock_model::{
-    AllocatedDevice, ClaimRecord, DriverName, KubeletHold, ObjectRef, PreparedClaim, PreparedDevice,
+    AllocatedDevice, ClaimRecord, DriverName, Hold, KubeletHold, NetworkData, ObjectRef, PreparedClaim,
+    PreparedDevice,
 };
 
 /// The beginning of each file of this daemon.
@@ -43,6 +45,12 @@ pub struct Identity {
     /// As in the record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata_generation: Option<u64>,
+    /// The pod's own name for a claim from a template.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_claim_name: Option<String>,
+    /// As in the record, if they are more than the allocated devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub holds: Vec<Hold>,
 }
 
 /// The prepared device of a device in the spec.
@@ -60,6 +68,9 @@ pub struct IdentityDevice {
     /// As in the record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attributes: Option<String>,
+    /// As in the record, for the metadata file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkData>,
 }
 
 impl Identity {
@@ -81,6 +92,8 @@ impl Identity {
             devices: prepared.devices.iter().filter_map(IdentityDevice::of).collect(),
             allocated: record.driver_claim(driver).devices,
             metadata_generation: Some(prepared.metadata_generation).filter(|generation| *generation > 0),
+            pod_claim_name: record.annotations.get(POD_CLAIM_NAME).cloned(),
+            holds: holds(record, driver),
         }
     }
 
@@ -100,6 +113,13 @@ impl IdentityDevice {
             share_id: device.share_id.clone(),
             no_edits: device.access.edits()?.is_empty(),
             attributes: device.attributes.clone(),
+            network: device.status.as_ref().and_then(|status| status.network.clone()),
         })
     }
+}
+
+fn holds(record: &ClaimRecord, driver: &DriverName) -> Vec<Hold> {
+    let holds: Vec<_> = record.holds.iter().filter(|hold| hold.is_of(driver)).cloned().collect();
+    let is_more = holds.iter().any(|hold| hold.driver.is_some() || !hold.uses.is_empty());
+    if is_more { holds } else { Vec::new() }
 }

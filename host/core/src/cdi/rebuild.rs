@@ -1,5 +1,5 @@
 //! Rebuilds claim records from this daemon's files, after the checkpoint was lost. A file does not contain all of a record: the memo,
-//! the driver's digest, the claim's configs and annotations and the timeline are missing.
+//! the driver's digest, the claim's configs and the timeline are missing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,9 +7,10 @@ use std::sync::Arc;
 use super::directory::OurFile;
 use super::identity::{Identity, IdentityDevice};
 use super::spec::{ContainerEdits, DeviceNode, Spec};
+use crate::device_metadata::POD_CLAIM_NAME;
 use nodedock_model::{
-    self, ClaimRecord, ClaimState, DeviceAccess, DriverKind, DriverPart, Edits, NodeKind, PreparedBy,
-    PreparedClaim, PreparedDevice, Uid,
+    self, ClaimRecord, ClaimState, DeviceAccess, DeviceStatus, DriverKind, DriverPart, Edits, NodeKind,
+    PreparedBy, PreparedClaim, PreparedDevice, Uid,
 };
 
 /// The rebuilt records.
@@ -51,6 +52,8 @@ fn add(claims: &mut BTreeMap<Uid, ClaimRecord>, identity: Identity, part: Driver
     let record = claims.entry(identity.claim.uid.clone()).or_insert_with(new);
     record.pods.extend(identity.pods.into_iter().map(|pod| (pod.uid.clone(), pod)));
     record.allocation.devices.extend(identity.allocated);
+    record.holds.extend(identity.holds);
+    record.annotations.extend(identity.pod_claim_name.map(|name| (POD_CLAIM_NAME.to_owned(), name)));
     let part = DriverPart { kubelet: identity.kubelet.is_some(), ..part };
     record.kubelet = record.kubelet.take().or(identity.kubelet);
     record.drivers.insert(identity.driver, Box::new(part));
@@ -88,7 +91,10 @@ fn prepared_device(device: &IdentityDevice, edits: &ContainerEdits) -> Result<Pr
         device: device.device.clone(),
         share_id: device.share_id.clone(),
         access: DeviceAccess::Edits(edits),
-        status: None,
+        status: device
+            .network
+            .clone()
+            .map(|network| DeviceStatus { network: Some(network), ..DeviceStatus::default() }),
         attributes: device.attributes.clone(),
     })
 }

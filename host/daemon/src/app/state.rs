@@ -9,7 +9,7 @@ use nodedock_base::error::chain;
 use nodedock_core::cdi::{self, CdiDir, Rebuilt};
 use nodedock_core::checkpoint::{self, Opened, Skipped};
 use nodedock_core::manager::claims::machine;
-use nodedock_model::{ClaimRecord, Problem, ProblemCode};
+use nodedock_model::{ClaimRecord, Hold, Problem, ProblemCode};
 
 /// Keys of unreadable records that a condition names; the log has all of them.
 const KEYS_NAMED_MAX: usize = 8;
@@ -46,8 +46,11 @@ fn recover(cdi: &CdiDir) -> Result<(Vec<ClaimRecord>, usize)> {
     }
     let mut claims: Vec<_> = claims.into_values().collect();
     for record in &mut claims {
-        // The files do not say what devices allow: each is held exclusively unless it is a share.
-        record.holds = machine::holds(&record.allocation, |_, _, _| machine::DeviceFacts::default());
+        // Where a file has no holds, there is nothing beside the devices: each is held exclusively unless it is a share.
+        let devices = machine::holds(&record.allocation, |_, _, _| machine::DeviceFacts::default());
+        let is_new = |hold: &Hold| record.holds.iter().all(|known| known.key != hold.key);
+        let devices: Vec<_> = devices.into_iter().filter(is_new).collect();
+        record.holds.extend(devices);
     }
     Ok((claims, unusable.len()))
 }
@@ -99,8 +102,8 @@ mod tests {
     use super::*;
     use nodedock_core::checkpoint::{Change, Table};
     use nodedock_model::{
-        ClaimState, DeviceAccess, DeviceName, DriverName, DriverPart, Edits, ObjectRef, PoolName,
-        PreparedClaim, PreparedDevice,
+        AllocatedDevice, ClaimState, DeviceAccess, DeviceName, DriverName, DriverPart, Edits, ObjectRef,
+        PoolName, PreparedClaim, PreparedDevice,
     };
 
     #[test]
@@ -175,6 +178,38 @@ mod tests {
         opened.checkpoint.close().await;
         assert!(open(&path, &cdi, &conditions).unwrap().dump.claims.is_empty());
         assert_eq!(conditions.list(), []);
+    }
+
+    #[tokio::test]
+    async fn what_a_claim_holds_beside_its_devices_is_recovered() {
+        let directory = tempfile::tempdir().unwrap();
+        let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
+        let driver = DriverName::new("gpu.example.com").unwrap();
+        let facts = |_: &DriverName, _: &str, _: &str| {
+            let identity = vec!["pci:0000:3b:00.0".to_owned()];
+            let counter = machine::CounterFacts {
+                set: "set".to_owned(),
+                counter: "memory".to_owned(),
+                amount: "1Gi".to_owned(),
+                whole: "8Gi".to_owned(),
+            };
+            machine::DeviceFacts { identity, counters: vec![counter], ..machine::DeviceFacts::default() }
+        };
+        let allocated: AllocatedDevice = serde_json::from_value(serde_json::json!({
+            "request": "gpu", "driver": driver, "pool": "pool", "device": "gpu-0",
+        }))
+        .unwrap();
+        let mut record = prepared();
+        record.allocation.devices = vec![allocated];
+        for (facts, keys) in [(Some(facts), 2), (None, 1)] {
+            let facts = |a: &DriverName, b: &str, c: &str| facts.map(|of| of(a, b, c)).unwrap_or_default();
+            record.holds = machine::holds(&record.allocation, facts);
+            assert_eq!(record.holds.len(), keys);
+            cdi.write(cdi::render(&record).unwrap()).await.unwrap();
+            let mut recovered = recover(&cdi).unwrap().0.remove(0).holds;
+            recovered.sort_by(|a, b| a.key.cmp(&b.key));
+            assert_eq!(recovered, record.holds);
+        }
     }
 
     fn prepared() -> ClaimRecord {

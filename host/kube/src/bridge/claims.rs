@@ -127,11 +127,14 @@ impl Context {
         devices
     }
 
-    /// Whether a device is in a claim that does not stand for devices of the kubelet's device manager.
+    /// Whether a claim keeps a device, its hardware, or what it takes of counters, other than the device's own claim by the kubelet's device
+    /// manager.
     pub(super) fn is_used_elsewhere(&self, driver: &DriverName, id: &str) -> bool {
         let Some((pool, device)) = split_id(id) else { return false };
-        let users = self.parts.manager.holders_of_device(driver, pool.as_str(), device.as_str());
-        !users.is_empty() && !users.iter().any(is_plugin_claim)
+        let (manager, pool, device) = (&self.parts.manager, pool.as_str(), device.as_str());
+        let own = manager.users_of_device(driver, pool, device);
+        let is_own = |claim: &ObjectRef| is_plugin_claim(claim) && own.contains(claim);
+        !manager.holders_of_device(driver, pool, device).iter().all(is_own)
     }
 }
 

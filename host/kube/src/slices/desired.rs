@@ -5,11 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use jiff::Timestamp;
 use tokio::time::Instant;
 
 use super::convert::{self, PoolAdditions, PoolTaints};
 use super::drivers::DriverSnapshot;
-use super::health::{TaintedDevices, UnhealthyDevice, UnhealthyDevices};
+use super::health::{ObservedTaints, TaintedDevices, UnhealthyDevice, UnhealthyDevices};
 use super::slice::{self, Content, PoolKey, Slice};
 use super::{BindingRule, FailedDevices, Overhead, SliceSettings, pools};
 use crate::extended_resources::MechanismsView;
@@ -184,14 +185,14 @@ impl DesiredState {
     }
 
     /// Returns the devices of a driver that have the taint of unhealthy ones in observed slices.
-    fn tainted(&self, driver: &DriverName, slices: &[Arc<Slice>]) -> TaintedDevices {
-        let mut tainted = TaintedDevices::new();
+    fn tainted(&self, driver: &DriverName, slices: &[Arc<Slice>]) -> ObservedTaints {
+        let (mut tainted, now) = (ObservedTaints::new(), Timestamp::now());
         for slice in slices.iter().filter(|slice| slice.spec.driver == *driver) {
             let Ok(pool) = PoolName::new(self.names.local(slice.spec.pool.name.as_str())) else {
                 continue;
             };
             for (name, device) in &slice.spec.content.devices {
-                if let (Some(taint), Ok(name)) = (device.unhealthy(), DeviceName::new(name)) {
+                if let (Some(taint), Ok(name)) = (device.unhealthy(now), DeviceName::new(name)) {
                     tainted.insert((pool.clone(), name), taint);
                 }
             }

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
+use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -89,11 +91,13 @@ impl Entry {
         list(&self.normalized, "taints").iter().map(Value::to_string).zip(added)
     }
 
-    /// Returns the taint of unhealthy devices, if the device has it.
-    pub(super) fn unhealthy(&self) -> Option<UnhealthyTaint> {
+    /// Returns the taint of unhealthy devices, if the device has it, with the time since it was added; zero if that is not known.
+    pub(super) fn unhealthy(&self, now: Timestamp) -> Option<(UnhealthyTaint, Duration)> {
         let taint = list(&self.json, "taints").iter().find(|taint| taint["key"] == UNHEALTHY)?;
         let value = taint["value"].as_str().unwrap_or_default().to_owned();
-        Some(UnhealthyTaint { value, evicts: taint["effect"] == "NoExecute" })
+        let added = taint["timeAdded"].as_str().and_then(|time| time.parse::<Timestamp>().ok());
+        let age = added.and_then(|added| Duration::try_from(now.duration_since(added)).ok());
+        Some((UnhealthyTaint { value, evicts: taint["effect"] == "NoExecute" }, age.unwrap_or_default()))
     }
 
     /// Returns the entry with the times at which its taints were added, as far as they are known.

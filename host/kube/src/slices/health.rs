@@ -2,7 +2,7 @@
 //!
 //! An unhealthy device gets it at once and keeps it until it was not reported unhealthy for a while, so that a flapping device stays
 //! tainted. An unhealthy device whose health becomes unknown counts as unhealthy. A taint that is in a slice without a known reason, after
-//! a restart or because another instance added it, counts as if the device had been unhealthy until now.
+//! a restart or because another instance added it, counts as if the device had been unhealthy from the time of the taint until now.
 //!
 //! The taint keeps pods away. After a time that the operator sets it also evicts those that have the device.
 //!
@@ -45,6 +45,9 @@ impl UnhealthyTaint {
     }
 }
 
+/// Taints that slices have, each with the time since it was added.
+pub(super) type ObservedTaints = BTreeMap<(PoolName, DeviceName), (UnhealthyTaint, Duration)>;
+
 /// Devices by the names that their driver gives them, with their taints.
 pub(super) type TaintedDevices = BTreeMap<(PoolName, DeviceName), UnhealthyTaint>;
 
@@ -59,8 +62,10 @@ pub(super) struct UnhealthyDevices {
 #[derive(Debug, Clone)]
 struct Illness {
     taint: UnhealthyTaint,
-    /// Since when the device has been unhealthy without a recovery; after a restart, since then.
+    /// When it was first seen unhealthy, without a recovery since then.
     since: Instant,
+    /// For how long it had been unhealthy then: of a taint from before a restart.
+    before: Duration,
     /// When the device was unhealthy last; now, as long as it is.
     last: Instant,
     is_unhealthy: bool,
@@ -78,13 +83,14 @@ impl UnhealthyDevices {
         &mut self,
         now: Instant,
         report: &'a HealthReport,
-        tainted: &TaintedDevices,
+        tainted: &ObservedTaints,
     ) -> Vec<(&'a (PoolName, DeviceName), &'a str)> {
         let mut new = Vec::new();
-        for (device, taint) in tainted {
+        for (device, (taint, age)) in tainted {
             let new = || Illness {
                 taint: taint.clone(),
                 since: now,
+                before: *age,
                 last: now,
                 is_unhealthy: false,
                 is_over: false,
@@ -101,15 +107,17 @@ impl UnhealthyDevices {
                 HealthState::Healthy => false,
             };
             if is_unhealthy {
-                let taint = known.map(|illness| &illness.taint).or(tainted.get(device)).cloned();
+                let observed = tainted.get(device).map(|(taint, _)| taint);
+                let taint = known.map(|illness| &illness.taint).or(observed).cloned();
                 if known.is_none() {
                     new.push((device, health.message.as_str()));
                 }
                 let new = || UnhealthyTaint { value: taint_value(&health.message), evicts: false };
-                let (mut taint, since) =
-                    (taint.unwrap_or_else(new), known.map_or(now, |illness| illness.since));
-                taint.evicts |= self.evict_after.is_some_and(|after| now >= since + after);
-                let illness = Illness { taint, since, last: now, is_unhealthy: true, is_over: false };
+                let mut taint = taint.unwrap_or_else(new);
+                let (since, before) =
+                    known.map_or((now, Duration::ZERO), |illness| (illness.since, illness.before));
+                taint.evicts |= self.evict_after.is_some_and(|after| now >= due(since, before, after));
+                let illness = Illness { taint, since, before, last: now, is_unhealthy: true, is_over: false };
                 self.devices.insert(device.clone(), illness);
             }
         }
@@ -132,11 +140,16 @@ impl UnhealthyDevices {
     pub(super) fn next_change(&self) -> Option<Instant> {
         let change = |illness: &Illness| match (illness.is_unhealthy, self.evict_after) {
             (false, _) => (!illness.is_over).then(|| illness.last + SLICE_TAINT_HOLD),
-            (true, Some(after)) => (!illness.taint.evicts).then(|| illness.since + after),
+            (true, Some(after)) => (!illness.taint.evicts).then(|| due(illness.since, illness.before, after)),
             (true, None) => None,
         };
         self.devices.values().filter_map(change).min()
     }
+}
+
+/// When a device that was seen unhealthy at a time, and had been for a while then, evicts its pods.
+fn due(since: Instant, before: Duration, after: Duration) -> Instant {
+    since + after.saturating_sub(before)
 }
 
 /// The first part of a message as the value of a taint: its words, joined by dashes.
@@ -177,12 +190,16 @@ mod tests {
         UnhealthyTaint { value: value.to_owned(), evicts }
     }
 
-    fn tainted(value: &str) -> TaintedDevices {
-        TaintedDevices::from([(device(), taint(value, false))])
+    fn tainted(value: &str) -> ObservedTaints {
+        observed(taint(value, false), 0)
     }
 
-    fn none() -> TaintedDevices {
-        TaintedDevices::new()
+    fn observed(taint: UnhealthyTaint, seconds: u64) -> ObservedTaints {
+        ObservedTaints::from([(device(), (taint, Duration::from_secs(seconds)))])
+    }
+
+    fn none() -> ObservedTaints {
+        ObservedTaints::new()
     }
 
     fn is_tainted(devices: &UnhealthyDevices) -> bool {
@@ -218,7 +235,7 @@ mod tests {
     fn a_taint_without_a_known_reason_is_kept_for_a_while_and_not_adopted_again_while_it_is_removed() {
         let (start, tainted) = (Instant::now(), tainted(""));
         let mut devices = UnhealthyDevices::default();
-        let mut update = |at: u64, tainted: &TaintedDevices| {
+        let mut update = |at: u64, tainted: &ObservedTaints| {
             devices.update(start + Duration::from_secs(at), &report(HealthState::Healthy), tainted);
             is_tainted(&devices)
         };
@@ -246,7 +263,7 @@ mod tests {
         use HealthState::{Healthy, Unhealthy, Unknown};
         let start = Instant::now();
         let mut devices = UnhealthyDevices::default();
-        let mut update = |at: u64, state, message, tainted: &TaintedDevices| {
+        let mut update = |at: u64, state, message, tainted: &ObservedTaints| {
             let report = because(state, message);
             let new = devices.update(start + Duration::from_secs(at), &report, tainted);
             (new.len(), devices.devices().remove(&device()).map(|taint| taint.value))
@@ -268,7 +285,7 @@ mod tests {
         assert_eq!(update(113, Unhealthy, "95 C", &tainted("")), (0, value("")));
         let mut devices = UnhealthyDevices::default();
         assert_eq!(devices.update(start, &because(Unhealthy, "96 C"), &tainted_90), []);
-        assert_eq!(devices.devices(), tainted_90);
+        assert_eq!(devices.devices()[&device()], taint("90-C", false));
     }
 
     #[test]
@@ -294,12 +311,33 @@ mod tests {
             assert_eq!(update(at, state), expected, "at {at}");
         }
         // What a slice has stays over a restart, unless it is turned off.
-        let evicted = TaintedDevices::from([(device(), taint("x", true))]);
+        let evicted = observed(taint("x", true), 0);
         for (evict_after, evicts) in [(Some(Duration::from_secs(60)), true), (None, false)] {
             let mut devices = UnhealthyDevices::new(evict_after);
             devices.update(start, &report(Unhealthy), &evicted);
             assert_eq!(devices.devices()[&device()], taint("x", evicts));
         }
+    }
+
+    #[test]
+    fn the_time_until_pods_are_evicted_goes_on_over_a_restart() {
+        use HealthState::{Healthy, Unhealthy};
+        let start = Instant::now();
+        for (age, evicts, due) in
+            [(0, false, Some(60)), (50, false, Some(10)), (60, true, None), (900, true, None)]
+        {
+            let mut devices = UnhealthyDevices::new(Some(Duration::from_secs(60)));
+            devices.update(start, &report(Unhealthy), &observed(taint("x", false), age));
+            let next = devices.next_change().map(|next| (next - start).as_secs());
+            assert_eq!((devices.devices()[&device()].evicts, next), (evicts, due), "{age}");
+        }
+        let mut devices = UnhealthyDevices::new(Some(Duration::from_secs(60)));
+        devices.update(start, &report(Healthy), &observed(taint("x", false), 900));
+        assert_eq!(
+            devices.devices()[&device()],
+            taint("x", false),
+            "a device that is healthy now evicts no pod"
+        );
     }
 
     #[test]

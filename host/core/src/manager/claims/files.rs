@@ -368,8 +368,13 @@ impl Manager {
         }
     }
 
+    /// Whether a claim has devices of a driver. One whose record cannot be read may have them.
     pub(super) fn has_part(&self, uid: &Uid, driver: &DriverName) -> bool {
-        self.table().claim(uid.as_str()).is_some_and(|claim| claim.allocation.has_driver(driver))
+        let table = self.table();
+        match table.claim(uid.as_str()) {
+            Some(claim) => claim.allocation.has_driver(driver),
+            None => table.is_known(uid.as_str()),
+        }
     }
 
     fn needs_files(&self, record: &ClaimRecord) -> bool {

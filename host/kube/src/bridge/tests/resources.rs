@@ -230,3 +230,21 @@ async fn a_device_in_a_claim_of_the_api_server_is_not_healthy_and_one_of_the_kub
     listed(&kubelet, "ab").await;
     run.drain().await;
 }
+
+#[tokio::test]
+async fn what_the_kubelet_allocated_is_not_healthy_under_another_device_of_the_same_hardware() {
+    let node = Node::new();
+    let mut published =
+        published("p", Some(resource()), ["a", "b", "c"].map(|id| (id.to_owned(), Some(true), "")));
+    let devices = published.inventory.pools.values_mut().flat_map(|pool| pool.devices.iter_mut());
+    for (device, facts) in devices.filter(|(device, _)| device.as_str() != "c") {
+        facts.identity = vec!["one".to_owned()];
+    }
+    node.publish(published);
+    let kubelet = kubelet(&node).await;
+    let run = node.start();
+    listed(&kubelet, "abc").await;
+    assert_eq!(kubelet.allocate(RESOURCE, 1).await.unwrap().ids, ["p/a"]);
+    listed(&kubelet, "aBc").await;
+    run.drain().await;
+}

@@ -125,6 +125,17 @@ async fn a_device_that_stays_unhealthy_evicts_its_pods_also_after_a_restart() {
     daemon.serve(healthy());
     pass(SLICE_TAINT_HOLD.as_secs() + 2).await;
     assert_eq!(effects(), Vec::<Value>::new());
+    // As if the server had added the taint long before a restart.
+    daemon.serve(unhealthy());
+    pass(5).await;
+    assert_eq!(effects(), ["NoSchedule"]);
+    daemon.stop().await;
+    server.edit("resourceslices", "", &names(&server)[0], |slice| {
+        slice["spec"]["devices"][1]["taints"][0]["timeAdded"] = json!("2026-01-01T00:00:00Z");
+    });
+    let _daemon = Daemon::start_evicting(&server, serving(GPU, unhealthy()), after);
+    pass(5).await;
+    assert_eq!(effects(), ["NoExecute"]);
 }
 
 #[tokio::test(start_paused = true)]

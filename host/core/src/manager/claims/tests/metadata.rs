@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::cdi::{self, CdiDir};
+use crate::device_metadata::{self, MetadataSettings};
 use crate::manager::claims::fixtures::{claim, driver, pod};
 use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends};
 use nodedock_model::{DeviceStatus, NetworkData};
@@ -113,7 +114,18 @@ async fn files_that_no_claim_owns_are_removed() {
 }
 
 #[tokio::test]
-async fn network_data_of_a_later_prepare_reach_containers_that_run() {
+async fn files_of_a_claim_whose_record_cannot_be_read_stay() {
+    let (home, daemon, gpu) = prepared().await;
+    let before = std::fs::read(path(&home)).unwrap();
+    daemon.stop().await;
+    home.make_unreadable("uid-one");
+    let daemon = start(&home, &gpu);
+    daemon.sweep().await;
+    assert_eq!(std::fs::read(path(&home)).unwrap(), before);
+}
+
+#[tokio::test]
+async fn a_prepare_after_a_reboot_writes_its_network_data_into_the_same_file() {
     let (home, gpu) = (Home::new(), FakeDriver::new(driver("gpu")));
     let daemon = start(&home, &gpu);
     gpu.reply("uid-one", network("192.0.2.1/24"));
@@ -145,16 +157,22 @@ async fn a_host_that_writes_no_more_metadata_keeps_that_of_prepared_claims() {
 
 #[tokio::test]
 async fn a_claim_that_is_rebuilt_from_its_cdi_file_has_the_same_metadata() {
-    let (home, daemon, _gpu) = prepared().await;
+    let (home, gpu) = (Home::new(), FakeDriver::new(driver("gpu")));
+    let daemon = start(&home, &gpu);
+    let mut made = claim("one", &["gpu/0"], &[&pod("a")]);
+    made.annotations.insert("resource.kubernetes.io/pod-claim-name".to_owned(), "gpu".to_owned());
+    daemon.source.put(made);
+    gpu.reply("uid-one", network("192.0.2.1/24"));
+    assert_eq!(ends(&daemon.prepare(&pod("a"), &["one"]).await), ["prepared"]);
     let known = daemon.manager.claims();
     let directory = CdiDir::open(&daemon.cdi, &[], "test").unwrap();
     let rebuilt = cdi::rebuild(directory.list_ours().unwrap());
-    let attributes = |record: &nodedock_model::ClaimRecord| {
-        let prepared = record.drivers[&driver("gpu")].prepared.clone().unwrap();
-        let devices = prepared.devices.iter();
-        let devices = devices.map(|device| (device.attributes.clone(), device.access.clone()));
-        (devices.collect::<Vec<_>>(), prepared.metadata_generation)
-    };
-    assert!(attributes(&known[0]).0[0].0.is_some() && path(&home).exists());
-    assert_eq!(attributes(&rebuilt.claims[&known[0].id.uid]), attributes(&known[0]));
+    let settings = MetadataSettings { is_enabled: true, directory: home.metadata(), pools: None };
+    let files = |record| device_metadata::render(record, &settings);
+    assert_eq!(files(&rebuilt.claims[&known[0].id.uid]), files(&known[0]));
+    let first = first(&home);
+    assert_eq!(
+        (&first["podClaimName"], first["requests"][0]["devices"][0]["networkData"].is_object()),
+        (&"gpu".into(), true)
+    );
 }
