@@ -1,5 +1,6 @@
 //! `nodedock preflight`: whether a node has what the daemon needs, before it runs. Looks only, and changes nothing.
 
+mod kubelet;
 mod runtimes;
 
 use std::path::{Path, PathBuf};
@@ -62,7 +63,7 @@ pub(crate) async fn run(config: &Config) -> Vec<Check> {
     match &config.kubernetes {
         None => checks.push(Check::new("Kubernetes", Verdict::Ok, "not used; --kubernetes turns it on")),
         Some(kubernetes) => {
-            checks.push(kubelet_directories(kubernetes));
+            checks.extend(kubelet::checks(&kubernetes.kubelet_root));
             checks.extend(cluster(kubernetes).await);
         }
     }
@@ -161,20 +162,6 @@ fn hardware(config: &Config) -> Check {
         Ok(_) => Check::new("/sys", Verdict::Ok, format!("{} can be read", sys.display())),
         Err(error) => Check::new("/sys", Verdict::Failed, format!("{}: {error}", sys.display())),
     }
-}
-
-fn kubelet_directories(kubernetes: &KubernetesConfig) -> Check {
-    const NAME: &str = "kubelet directories";
-    let root = &kubernetes.kubelet_root;
-    let missing = ["plugins_registry", "plugins", "device-plugins"].map(|name| root.join(name));
-    let missing: Vec<_> =
-        missing.iter().filter(|path| !path.is_dir()).map(|path| path.display().to_string()).collect();
-    if !missing.is_empty() {
-        let missing = missing.join(", ");
-        let advice = "is a kubelet running, and is --kubelet-root its --root-dir?";
-        return Check::new(NAME, Verdict::Failed, format!("missing: {missing}; {advice}"));
-    }
-    Check { name: NAME, ..writable(NAME, &root.join("plugins_registry")) }
 }
 
 async fn cluster(kubernetes: &KubernetesConfig) -> Vec<Check> {

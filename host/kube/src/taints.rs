@@ -9,6 +9,7 @@ mod rule;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,16 +19,20 @@ use kube::runtime::watcher::{Config, DefaultBackoff, Event, watcher};
 use parking_lot::Mutex;
 
 pub use self::rule::RuleTaint;
-use self::rule::{PublishedDevice, RuleError, TaintRules};
+use self::rule::{PublishedDevice, RuleError, TAINT_RULES_MAX, TaintRules};
 use crate::client::{API_RETRY_MAX, ApiError, ErrorKind, KubeClient, WATCH_PAGE_ITEMS, meaning};
 use crate::pools::NodePools;
 use crate::slices::SliceReport;
 use nodedock_base::changes::Changes;
+use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::{ChangedKind, DeviceName, DriverName, PoolName, Taint};
+use nodedock_model::{ChangedKind, DeviceName, DriverName, PoolName, Problem, ProblemCode, Taint};
 
 /// Delay after which it is checked again whether the rules are served and may be read.
 const TAINT_RULES_RETRY: Duration = Duration::from_secs(600);
+
+/// Subject of the condition about rules that are left out.
+const SUBJECT: &str = "devicetaintrules";
 
 /// Handle to the taints. Clones share the rules.
 #[derive(Clone)]
@@ -54,12 +59,14 @@ impl DeviceTaints {
         tasks: &Tasks,
         client: &KubeClient,
         changes: Changes,
+        conditions: Conditions,
         slices: SliceReport,
         pools: NodePools,
     ) -> Self {
         let taints = Self { rules: Arc::default(), slices, pools };
-        let watch =
-            RuleWatch { client: client.clone(), rules: taints.rules.clone(), changes, is_reported: false };
+        let (client, rules) = (client.clone(), taints.rules.clone());
+        let left_out = LeftOut::default();
+        let watch = RuleWatch { client, rules, left_out, changes, conditions, is_reported: false };
         // Rules are only read.
         tasks.spawn_until_stopped("taint-rules", watch.run());
         taints
@@ -84,15 +91,42 @@ impl DeviceTaints {
 #[derive(Default)]
 struct Listed {
     rules: TaintRules,
-    left_out: usize,
-    /// Why the first of those was left out.
-    error: Option<RuleError>,
+    left_out: LeftOut,
+}
+
+/// Rules that are left out, by name, and why.
+#[derive(Default)]
+struct LeftOut(BTreeMap<String, RuleError>);
+
+impl LeftOut {
+    /// Takes what became of a rule that is new or has changed. Of very many the first are kept.
+    fn note(&mut self, rule: &DynamicObject, applied: Result<(), RuleError>) {
+        let name = rule.metadata.name.clone().unwrap_or_default();
+        self.0.remove(&name);
+        if let Err(error) = applied
+            && self.0.len() < TAINT_RULES_MAX
+        {
+            self.0.insert(name, error);
+        }
+    }
+
+    fn problem(&self) -> Option<Problem> {
+        let error = self.0.values().next()?;
+        let more = match self.0.len() - 1 {
+            0 => String::new(),
+            more => format!(", and {more} more"),
+        };
+        let message = format!("the taints of a rule that cannot be read are not shown: {error}{more}");
+        Some(Problem::invalid(ProblemCode::TaintRulesLeftOut, message).with("count", self.0.len()))
+    }
 }
 
 struct RuleWatch {
     client: KubeClient,
     rules: Arc<Mutex<TaintRules>>,
+    left_out: LeftOut,
     changes: Changes,
+    conditions: Conditions,
     /// It was logged that the rules cannot be read.
     is_reported: bool,
 }
@@ -126,7 +160,7 @@ impl RuleWatch {
             // What was read before still counts.
             _ => return API_RETRY_MAX,
         }
-        self.replace(TaintRules::default());
+        self.replace(Listed::default());
         TAINT_RULES_RETRY
     }
 
@@ -157,44 +191,45 @@ impl RuleWatch {
         match event {
             Event::Init => *listed = Listed::default(),
             Event::InitApply(rule) => {
-                if let Err(error) = listed.rules.apply(&rule) {
-                    listed.left_out += 1;
-                    listed.error.get_or_insert(error);
-                }
+                let applied = listed.rules.apply(&rule);
+                listed.left_out.note(&rule, applied);
             }
             Event::InitDone => {
                 if std::mem::take(&mut self.is_reported) {
                     tracing::info!("device taint rules are read again");
                 }
-                let Listed { rules, left_out, error } = std::mem::take(listed);
-                if let Some(error) = error {
-                    tracing::warn!(%error, left_out, "device taint rules are left out, this is the first of them");
-                }
-                self.replace(rules);
+                self.replace(std::mem::take(listed));
             }
             Event::Apply(rule) => {
                 let applied = self.rules.lock().apply(&rule);
-                if let Err(error) = applied {
-                    tracing::warn!(%error, "a device taint rule is left out");
-                }
+                self.left_out.note(&rule, applied);
+                self.report();
                 self.tell();
             }
             Event::Delete(rule) => {
                 self.rules.lock().remove(&rule);
+                self.left_out.note(&rule, Ok(()));
+                self.report();
                 self.tell();
             }
         }
     }
 
-    fn replace(&self, rules: TaintRules) {
-        let is_same = *self.rules.lock() == rules;
+    fn replace(&mut self, listed: Listed) {
+        self.left_out = listed.left_out;
+        self.report();
+        let is_same = *self.rules.lock() == listed.rules;
         if !is_same {
-            *self.rules.lock() = rules;
+            *self.rules.lock() = listed.rules;
             self.tell();
         }
     }
 
+    fn report(&self) {
+        self.conditions.update(ProblemCode::TaintRulesLeftOut, SUBJECT, self.left_out.problem());
+    }
+
     fn tell(&self) {
-        self.changes.tell(ChangedKind::Device, "devicetaintrules", "changed");
+        self.changes.tell(ChangedKind::Device, SUBJECT, "changed");
     }
 }

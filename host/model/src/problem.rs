@@ -248,6 +248,7 @@ pub enum ProblemCode {
     SlicesNotWritten,
     SlicesRefused,
     SysfsStuck,
+    TaintRulesLeftOut,
     TooComplex,
     TooFewDevices,
     TooManyContainers,

@@ -178,6 +178,7 @@ impl Connected {
             &parts.tasks,
             &self.client,
             parts.changes.clone(),
+            parts.conditions.clone(),
             slices.clone(),
             self.pools.clone(),
         );

@@ -265,8 +265,9 @@ impl LocalApi {
             tasks: tasks.clone(),
         };
         slices::start(slice_parts, slices::watch_slices(&self.client, &self.config.node));
+        let (changes, conditions) = (parts.changes.clone(), parts.conditions.clone());
         let taints =
-            DeviceTaints::start(&tasks, &self.client, parts.changes.clone(), report, self.pools.clone());
+            DeviceTaints::start(&tasks, &self.client, changes, conditions, report, self.pools.clone());
         let prepared = Arc::new(Prepared { manager: parts.manager, pools: self.pools.clone() });
         let local = LocalParts { client: self.client, node, changes: parts.changes, tasks };
         self.claims.start(local, prepared);

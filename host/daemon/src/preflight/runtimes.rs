@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use globset::Glob;
 use semver::Version;
 use toml::Value;
 
@@ -12,10 +13,14 @@ use nodedock_base::error::chain;
 const USUAL: [&str; 2] = ["/etc/cdi", "/var/run/cdi"];
 /// containerd's section about containers: of 2.x and of 1.x.
 const CONTAINERD: [&str; 2] = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"];
+/// Files that containerd's config imports, of which more are not read.
+const IMPORTS_MAX: usize = 64;
 
 /// Checks the configs that can be read below a root.
 pub(super) fn checks(root: &Path, cdi: &Path) -> Vec<Check> {
-    let containerd = [root.join("etc/containerd/config.toml")];
+    let containerd = root.join("etc/containerd/config.toml");
+    let imported = imports(&containerd, root);
+    let containerd = std::iter::once(containerd).chain(imported);
     let crio =
         std::iter::once(root.join("etc/crio/crio.conf")).chain(below(&root.join("etc/crio/crio.conf.d")));
     let containerd = check("containerd", containerd, root, cdi, of_containerd);
@@ -30,10 +35,32 @@ fn below(directory: &Path) -> Vec<PathBuf> {
     files
 }
 
+/// The files that a config of containerd imports: paths, with wildcards in the last part, relative to the config's directory.
+fn imports(config: &Path, root: &Path) -> Vec<PathBuf> {
+    let text = std::fs::read_to_string(config).unwrap_or_default();
+    let table = text.parse::<toml::Table>().unwrap_or_default();
+    let listed = table.get("imports").and_then(Value::as_array).into_iter().flatten();
+    let files = listed.filter_map(Value::as_str).flat_map(|pattern| {
+        let path = Path::new(pattern);
+        let path = match path.strip_prefix("/") {
+            Ok(of_node) => root.join(of_node),
+            Err(_) => config.with_file_name("").join(path),
+        };
+        let glob = path.file_name().and_then(|name| Some(Glob::new(name.to_str()?).ok()?.compile_matcher()));
+        let is_imported = move |file: &PathBuf| {
+            glob.as_ref().is_some_and(|glob| file.file_name().is_some_and(|name| glob.is_match(name)))
+        };
+        below(path.parent().unwrap_or(root)).into_iter().filter(is_imported)
+    });
+    files.take(IMPORTS_MAX).collect()
+}
+
 /// What a runtime's config says about CDI. `None`: nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct Said {
     enabled: Option<bool>,
+    /// It is off in releases of the runtime from before this config's successor.
+    depends: bool,
     directories: Option<Vec<PathBuf>>,
 }
 
@@ -63,6 +90,7 @@ fn check(
         let here = read(&config);
         said = Said {
             enabled: here.enabled.or(said.enabled),
+            depends: here.depends || said.depends,
             directories: here.directories.or(said.directories),
         };
         seen.push(file.display().to_string());
@@ -80,6 +108,11 @@ fn judged(name: &'static str, files: &str, said: &Said, root: &Path, cdi: &Path)
     let of_node = |path: &PathBuf| root.join(path.strip_prefix("/").unwrap_or(path));
     let shown = directories.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
     match directories.iter().any(|path| is_same(&of_node(path), cdi)) {
+        true if said.depends && said.enabled.is_none() => Check::new(
+            name,
+            Verdict::Warning,
+            format!("CDI is off in releases before 2.0 unless enable_cdi = true is in {files}"),
+        ),
         true => Check::new(name, Verdict::Ok, format!("reads CDI files in {shown} ({files})")),
         false => Check::new(
             name,
@@ -96,15 +129,19 @@ fn of_containerd(config: &Value) -> Said {
         said.enabled = said.enabled.or(section.get("enable_cdi").and_then(Value::as_bool));
         said.directories = said.directories.or_else(|| paths(section.get("cdi_spec_dirs")?));
     }
-    // Off unless set in the releases whose config has version 2 or none.
+    // Releases from 2.0 on read configs of older versions as well.
     let version = config.get("version").and_then(Value::as_integer).unwrap_or(1);
-    said.enabled = said.enabled.or((version < 3).then_some(false));
+    said.depends = version < 3;
     said
 }
 
 fn of_crio(config: &Value) -> Said {
     let runtime = config.get("crio").and_then(|crio| crio.get("runtime"));
-    Said { enabled: None, directories: runtime.and_then(|runtime| paths(runtime.get("cdi_spec_dirs")?)) }
+    Said {
+        enabled: None,
+        depends: false,
+        directories: runtime.and_then(|runtime| paths(runtime.get("cdi_spec_dirs")?)),
+    }
 }
 
 fn paths(list: &Value) -> Option<Vec<PathBuf>> {
@@ -150,7 +187,8 @@ mod tests {
         let old = "version = 2\n[plugins.'io.containerd.grpc.v1.cri']\n";
         for (file, text, verdict) in [
             (FILE, "version = 3\n".to_owned(), Verdict::Ok),
-            (FILE, "version = 2\n".to_owned(), Verdict::Failed),
+            (FILE, "version = 2\n".to_owned(), Verdict::Warning),
+            (FILE, format!("{old}enable_cdi = false\n"), Verdict::Failed),
             (FILE, format!("{old}enable_cdi = true\n"), Verdict::Ok),
             (FILE, format!("{new}enable_cdi = false\n"), Verdict::Failed),
             (FILE, format!("{new}cdi_spec_dirs = ['/etc/cdi']\n"), Verdict::Failed),
@@ -167,6 +205,28 @@ mod tests {
         );
         assert_eq!(found("CRI-O", "etc/crio/crio.conf", "[crio]\n").unwrap().verdict, Verdict::Ok);
         assert_eq!(found("CRI-O", FILE, new), None, "no config, no finding");
+    }
+
+    #[test]
+    fn a_file_that_the_config_imports_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = root.path().join("etc/containerd");
+        std::fs::create_dir_all(directory.join("conf.d")).unwrap();
+        let write = |name: &str, text: &str| std::fs::write(directory.join(name), text).unwrap();
+        let verdict = || checks(root.path(), &root.path().join("var/run/cdi"))[0].verdict;
+        write(
+            "conf.d/99-vendor.toml",
+            "version = 2\n[plugins.'io.containerd.grpc.v1.cri']\nenable_cdi = true\n",
+        );
+        for (imports, expected) in [
+            ("[]", Verdict::Warning),
+            ("['/etc/containerd/conf.d/*.toml']", Verdict::Ok),
+            ("['conf.d/99-*.toml']", Verdict::Ok),
+            ("['/etc/other/*.toml', '[', 7]", Verdict::Warning),
+        ] {
+            write("config.toml", &format!("version = 2\nimports = {imports}\n"));
+            assert_eq!(verdict(), expected, "{imports}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ struct Scene {
     server: Arc<ApiServer>,
     taints: DeviceTaints,
     changes: tokio::sync::broadcast::Receiver<nodedock_model::Changed>,
+    conditions: Conditions,
     _tasks: Tasks,
 }
 
@@ -38,8 +39,10 @@ impl Scene {
         let registry = Registry::new(Changes::default(), Conditions::default(), None);
         let pools = NodePools { names: PoolNames { node: ObjectName::new("node-1").unwrap() }, registry };
         let listener = changes.listen();
-        let taints = DeviceTaints::start(&tasks, &over(&server), changes, SliceReport::default(), pools);
-        Self { server, taints, changes: listener, _tasks: tasks }
+        let conditions = Conditions::default();
+        let report = SliceReport::default();
+        let taints = DeviceTaints::start(&tasks, &over(&server), changes, conditions.clone(), report, pools);
+        Self { server, taints, changes: listener, conditions, _tasks: tasks }
     }
 
     /// Rules of `gpu.example.com/POOL/gpu-0` with their effects.
@@ -70,6 +73,15 @@ async fn rules_are_followed_by_the_published_names_of_pools_with_one_list_and_on
     scene.server.put(rule("bad", &json!({ "driver": 7 }), "None"));
     sleep(SOON).await;
     assert_eq!(scene.of("gpus"), ["all Unheard"]);
+    let conditions = scene.conditions.list();
+    let (code, message) = (&conditions[0].problem.code, &conditions[0].problem.message);
+    assert!(
+        code == "taint-rules-left-out" && message.contains(r#""bad": spec.deviceSelector.driver"#),
+        "{message}"
+    );
+    scene.server.delete("devicetaintrules", "", "bad");
+    sleep(SOON).await;
+    assert_eq!(scene.conditions.list(), []);
     scene.server.delete("devicetaintrules", "", "all");
     sleep(SOON).await;
     assert_eq!(scene.of("gpus"), Vec::<String>::new());

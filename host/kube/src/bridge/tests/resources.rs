@@ -237,7 +237,7 @@ async fn what_the_kubelet_allocated_is_not_healthy_under_another_device_of_the_s
     let mut published =
         published("p", Some(resource()), ["a", "b", "c"].map(|id| (id.to_owned(), Some(true), "")));
     let devices = published.inventory.pools.values_mut().flat_map(|pool| pool.devices.iter_mut());
-    for (device, facts) in devices.filter(|(device, _)| device.as_str() != "c") {
+    for (_, facts) in devices.filter(|(device, _)| device.as_str() != "c") {
         facts.identity = vec!["one".to_owned()];
     }
     node.publish(published);

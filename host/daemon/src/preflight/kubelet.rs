@@ -1,0 +1,156 @@
+//! The kubelet's directories, the feature gates of its config where that can be read, and whether mounts of the node reach the daemon.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::{Check, Verdict, writable};
+use nodedock_base::error::chain;
+
+/// Directories of a kubelet in which the daemon has sockets.
+const DIRECTORIES: [&str; 3] = ["plugins_registry", "plugins", "device-plugins"];
+/// Gate without which a kubelet has no DRA.
+const DRA: &str = "DynamicResourceAllocation";
+
+pub(super) fn checks(root: &Path) -> Vec<Check> {
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let checks = [Some(directories(root)), gates(&root.join("config.yaml")), propagation(&mounts)];
+    checks.into_iter().flatten().collect()
+}
+
+fn directories(root: &Path) -> Check {
+    const NAME: &str = "kubelet directories";
+    let paths = DIRECTORIES.map(|name| root.join(name));
+    let missing: Vec<_> =
+        paths.iter().filter(|path| !path.is_dir()).map(|path| path.display().to_string()).collect();
+    if !missing.is_empty() {
+        let missing = missing.join(", ");
+        let advice = "is a kubelet running, and is --kubelet-root its --root-dir?";
+        return Check::new(NAME, Verdict::Failed, format!("missing: {missing}; {advice}"));
+    }
+    let found = paths.iter().map(|path| writable(NAME, path));
+    let all = Check::new(NAME, Verdict::Ok, format!("{} can be written", root.display()));
+    found.into_iter().find(|check| check.verdict != Verdict::Ok).unwrap_or(all)
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct KubeletConfig {
+    #[serde(default)]
+    feature_gates: BTreeMap<String, bool>,
+}
+
+/// `None`: there is no config where kubeadm and others put it.
+fn gates(path: &Path) -> Option<Check> {
+    const NAME: &str = "kubelet feature gates";
+    let shown = path.display();
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return None,
+        Err(error) => return Some(Check::new(NAME, Verdict::Unknown, format!("{shown}: {error}"))),
+    };
+    let config: KubeletConfig = match serde_saphyr::from_str(&text) {
+        Ok(config) => config,
+        Err(error) => {
+            return Some(Check::new(NAME, Verdict::Unknown, format!("{shown}: {}", chain(&error))));
+        }
+    };
+    let set: Vec<_> = config.feature_gates.iter().map(|(gate, on)| format!("{gate}={on}")).collect();
+    Some(match config.feature_gates.get(DRA) {
+        Some(false) => {
+            Check::new(NAME, Verdict::Failed, format!("{shown} has {DRA}=false: no claim is prepared"))
+        }
+        _ if set.is_empty() => Check::new(NAME, Verdict::Ok, format!("{shown} sets none")),
+        _ => Check::new(NAME, Verdict::Ok, format!("{shown} sets {}", set.join(", "))),
+    })
+}
+
+/// Of a daemon in a pod, whose `/dev` is a mount of its own: whether device nodes and mounts that the node gets later are seen. `None`:
+/// `/dev` is the node's own.
+fn propagation(mountinfo: &str) -> Option<Check> {
+    const NAME: &str = "mount propagation";
+    let mounts: Vec<_> = mountinfo.lines().filter_map(Mount::parse).collect();
+    // Of a container the root is an overlay or a disk of its own, and never shared with others.
+    let is_container = mounts.iter().any(|mount| mount.point == Path::new("/") && !mount.propagates);
+    let dev = mounts.iter().rev().find(|mount| mount.point == Path::new("/dev"))?;
+    is_container.then(|| match dev.propagates {
+        true => Check::new(NAME, Verdict::Ok, "/dev receives mounts of the node"),
+        false => Check::new(
+            NAME,
+            Verdict::Warning,
+            "/dev does not receive mounts that the node gets later: mount it with mountPropagation: HostToContainer",
+        ),
+    })
+}
+
+/// A line of `/proc/self/mountinfo`: see proc(5).
+struct Mount {
+    point: PathBuf,
+    /// It receives mounts of its peer group or its master.
+    propagates: bool,
+}
+
+impl Mount {
+    fn parse(line: &str) -> Option<Self> {
+        let mut fields = line.split(' ');
+        let point = PathBuf::from(fields.nth(4)?);
+        let mut optional = fields.skip(1).take_while(|field| *field != "-");
+        let propagates = optional.any(|field| field.starts_with("shared:") || field.starts_with("master:"));
+        Some(Self { point, propagates })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_directory_of_a_kubelet_is_there_and_can_be_written() {
+        let root = tempfile::tempdir().unwrap();
+        for name in ["plugins_registry", "plugins"] {
+            std::fs::create_dir(root.path().join(name)).unwrap();
+        }
+        let missing = directories(root.path());
+        assert!(
+            missing.verdict == Verdict::Failed && missing.finding.contains("/device-plugins;"),
+            "{missing:?}"
+        );
+        std::fs::create_dir(root.path().join("device-plugins")).unwrap();
+        assert_eq!(directories(root.path()).verdict, Verdict::Ok);
+    }
+
+    #[test]
+    fn the_gates_of_a_kubelet_are_shown_and_one_of_them_is_needed() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("config.yaml");
+        assert_eq!(gates(&path), None);
+        for (text, verdict, words) in [
+            ("kind: KubeletConfiguration\n", Verdict::Ok, "sets none"),
+            (
+                "featureGates:\n  KubeletPodsAPI: true\n  A: false\n",
+                Verdict::Ok,
+                "A=false, KubeletPodsAPI=true",
+            ),
+            ("featureGates: {DynamicResourceAllocation: false}\n", Verdict::Failed, "no claim is prepared"),
+            ("featureGates: [", Verdict::Unknown, "config.yaml: "),
+            ("featureGates: {A: some}\n", Verdict::Unknown, "config.yaml: "),
+        ] {
+            std::fs::write(&path, text).unwrap();
+            let check = gates(&path).unwrap();
+            assert!(check.verdict == verdict && check.finding.contains(words), "{text}: {check:?}");
+        }
+    }
+
+    #[test]
+    fn in_a_container_the_nodes_dev_has_to_receive_mounts() {
+        let root = |optional: &str| format!("30 25 0:26 / / rw,relatime {optional}- overlay overlay rw\n");
+        let dev = |optional: &str| format!("31 30 0:5 / /dev rw,nosuid {optional}- devtmpfs udev rw\n");
+        let verdict = |text: String| propagation(&text).map(|check| check.verdict);
+        assert_eq!(verdict(root("") + &dev("master:2 ")), Some(Verdict::Ok));
+        assert_eq!(verdict(root("") + &dev("")), Some(Verdict::Warning));
+        assert_eq!(verdict(root("shared:1 ") + &dev("shared:2 ")), None, "the node itself");
+        assert_eq!(verdict(root("")), None);
+        assert_eq!(verdict("x y\n\n".to_owned()), None);
+    }
+}
