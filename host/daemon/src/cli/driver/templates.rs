@@ -195,10 +195,9 @@ fn fill(text: &str, template: &Template, values: &Values<'_>) -> String {
     let env = values.stem.to_uppercase().replace('-', "_");
     let contract = CONTRACT.lines().find_map(|line| line.strip_prefix("package nodedock:driver@"));
     let contract = contract.unwrap_or_default().trim_end_matches(';');
-    // Values that have placeholders themselves come first, and the whole name before a part of it.
+    // These two have placeholders themselves; of the others, the whole name comes before a part of it.
+    let text = replace(text, &[("@SETUP@", template.setup), ("@BUILD@", template.build)]);
     let all = [
-        ("@SETUP@", template.setup),
-        ("@BUILD@", template.build),
         ("@LANGUAGE@", template.language),
         ("@SOURCE@", template.source),
         ("@NOTE@", values.note),
@@ -209,7 +208,22 @@ fn fill(text: &str, template: &Template, values: &Values<'_>) -> String {
         ("my-gpu", values.stem),
         ("MY_GPU", &env),
     ];
-    all.iter().fold(text.to_owned(), |text, (placeholder, value)| text.replace(placeholder, value))
+    replace(&text, &all)
+}
+
+/// Replaces placeholders in one pass: a value that contains a placeholder stays as it is. At one place the first of the list counts.
+fn replace(text: &str, all: &[(&str, &str)]) -> String {
+    let mut filled = String::with_capacity(text.len());
+    let mut rest = text;
+    loop {
+        let found =
+            all.iter().filter_map(|(placeholder, value)| Some((rest.split_once(placeholder)?, value)));
+        let Some(((before, after), value)) = found.min_by_key(|((before, _), _)| before.len()) else { break };
+        filled.push_str(before);
+        filled.push_str(value);
+        rest = after;
+    }
+    filled + rest
 }
 
 #[cfg(test)]
@@ -267,6 +281,31 @@ mod tests {
         let grant = text(Language::C, "fast-nic.grant.yaml");
         let grant = nodedock_model::grant::Grant::parse(&grant).unwrap();
         assert_eq!(grant.allowed.env, ["FAST_NIC_*"]);
+    }
+
+    /// `my-gpu-a100.example.com` became `my-gpu-a100-a100.example.com`: each placeholder was replaced in text that was filled already.
+    #[test]
+    fn a_name_and_a_path_that_contain_a_placeholder_stay_as_they_are() {
+        let sdk = "{ path = \"/src/my-gpu/MY_GPU/@NOTE@/sdk\" }";
+        let name = "my-gpu-a100.my-gpu.example.com";
+        let values = Values { name, stem: "my-gpu-a100", sdk, note: "" };
+        for language in LANGUAGES {
+            let all: BTreeMap<_, _> = files(language, &values).into_iter().collect();
+            let text = |path: &str| String::from_utf8(all[path].clone()).unwrap();
+            assert!(text("golden.yaml").contains(&format!("\ndriver: {name}\n")), "{language:?}");
+            assert!(text("golden.yaml").contains(" MY_GPU_A100_FUSE\n"), "{language:?}");
+            assert!(text("README.md").starts_with(&format!("# {name}\n")), "{language:?}");
+            assert!(text("my-gpu-a100.grant.yaml").contains("- MY_GPU_A100_*\n"), "{language:?}");
+            assert!(text(".github/workflows/driver.yml").contains("check my-gpu-a100.wasm "), "{language:?}");
+            if language == Language::Rust {
+                let lines = format!("name = \"my-gpu-a100-driver\"\n|nodedock-sdk = {sdk}\n");
+                assert!(
+                    lines.split('|').all(|line| text("Cargo.toml").contains(line)),
+                    "{}",
+                    text("Cargo.toml")
+                );
+            }
+        }
     }
 
     #[test]
