@@ -1,7 +1,8 @@
 //! `nodedock node`: what concerns this machine's hardware, without a daemon.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, BufWriter, IsTerminal, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -16,6 +17,10 @@ use super::output::printable;
 
 /// Characters of a path in the line that shows progress.
 const PROGRESS_PATH_CHARS: usize = 60;
+/// Of a snapshot without identifiers, which root records and others test with; the umask takes from it.
+const PUBLIC_MODE: u32 = 0o666;
+/// Of a snapshot that identifies the machine.
+const PRIVATE_MODE: u32 = 0o600;
 
 #[derive(Subcommand)]
 pub(super) enum NodeCommand {
@@ -27,7 +32,7 @@ pub(super) enum NodeCommand {
 pub(super) struct SnapshotArgs {
     /// The file to write: NAME.tar, or NAME.tar.gz or NAME.tgz for gzip
     file: PathBuf,
-    /// Keep serial numbers, MAC addresses, UUIDs and other identifiers
+    /// Keep serial numbers, MAC addresses, UUIDs and other identifiers, in a file that its owner alone can read
     #[arg(long)]
     include_identifiers: bool,
     /// Replace FILE if it exists
@@ -90,7 +95,10 @@ fn exists(file: &Path) -> String {
 /// file is left that a daemon would refuse.
 fn write(snapshot: &Snapshot, form: Form, args: &SnapshotArgs) -> Result<()> {
     let parent = nodedock_base::file::directory_of(&args.file);
-    let beside = tempfile::Builder::new().prefix(".nodedock-snapshot-").tempfile_in(parent);
+    let mode = if args.include_identifiers { PRIVATE_MODE } else { PUBLIC_MODE };
+    let permissions = Permissions::from_mode(mode);
+    let beside =
+        tempfile::Builder::new().prefix(".nodedock-snapshot-").permissions(permissions).tempfile_in(parent);
     let beside = beside.with_context(|| format!("make a file in {}", parent.display()))?;
     archive(snapshot, form, beside.as_file())?;
     beside.as_file().sync_all()?;
@@ -217,6 +225,21 @@ mod tests {
         snapshot(&args).unwrap();
         assert!(Snapshot::open(&args.file).is_ok());
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "nothing temporary is left");
+    }
+
+    /// `sudo nodedock node snapshot` left a file that the user could not read in the next step.
+    #[test]
+    fn a_snapshot_without_identifiers_has_the_mode_of_any_new_file_and_another_is_private() {
+        let directory = machine();
+        let mode = |file: &Path| file.metadata().unwrap().permissions().mode() & 0o777;
+        let any = directory.path().join("any");
+        std::fs::write(&any, "").unwrap();
+        let replaced = args(&directory, "m.tar");
+        snapshot(&replaced).unwrap();
+        assert_eq!(mode(&replaced.file), mode(&any));
+        let kept = SnapshotArgs { include_identifiers: true, ..args(&directory, "n.tar") };
+        snapshot(&kept).unwrap();
+        assert_eq!(mode(&kept.file), PRIVATE_MODE);
     }
 
     #[test]
