@@ -64,6 +64,7 @@ impl RecordedDrivers {
 fn refuse(error: RecordingsError) -> Status {
     let message = chain(&error);
     match error {
+        RecordingsError::Unknown(_) => Status::not_found(message),
         RecordingsError::NotRecorded(_) => Status::failed_precondition(message),
         RecordingsError::Name(_) => Status::invalid_argument(message),
         RecordingsError::Io { .. } | RecordingsError::Ended => Status::internal(message),

@@ -76,6 +76,11 @@ async fn a_driver_that_the_config_does_not_name_is_recorded_for_a_while_and_leav
         .cli(&["record", "../x", "--seconds", "1", "--out", path])
         .await
         .failed_with(1, &["cannot be the name"]);
+    // Refused at once: an hour would be waited for in vain.
+    daemon
+        .cli(&["record", "mock-gpus.nodedock.dev", "--seconds", "3600", "--out", path])
+        .await
+        .failed_with(1, &["no driver or device plugin \"mock-gpus.nodedock.dev\"", "get drivers"]);
     assert!(!file.exists());
     let args = ["record", MOCK_GPU_NAME, "--seconds", "1", "--out", path];
     let recorded = daemon.cli(&args);
@@ -90,4 +95,15 @@ async fn a_driver_that_the_config_does_not_name_is_recorded_for_a_while_and_leav
     }
     daemon.cli(&["replay", path]).await.done_with(&["all equal"]);
     daemon.cli(&["record", MOCK_GPU_NAME, "--out", path]).await.failed_with(1, &["is not recorded"]);
+}
+
+#[tokio::test]
+async fn a_recording_without_calls_is_not_written() {
+    // The config names a driver that may come later.
+    let daemon =
+        Daemon::start_with(Options::default().config("recording: {drivers: [late.example.com]}\n")).await;
+    let file = daemon.path().join("x");
+    let args = ["record", "late.example.com", "--out", file.to_str().unwrap()];
+    daemon.cli(&args).await.failed_with(1, &["no call of late.example.com is recorded", "--seconds"]);
+    assert!(!file.exists());
 }

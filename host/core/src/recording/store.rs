@@ -23,6 +23,10 @@ pub enum RecordingsError {
     Io { action: &'static str, path: PathBuf, source: io::Error },
     #[error("{0} is not recorded: name it under `recording.drivers` in the config, or give a time to record")]
     NotRecorded(String),
+    #[error(
+        "the daemon has had no driver or device plugin {0:?} since it started: `nodedock get drivers` lists those that it has"
+    )]
+    Unknown(String),
     #[error("{0:?} cannot be the name of a driver or of an extended resource")]
     Name(String),
     #[error("the recordings of this daemon have ended")]
@@ -110,11 +114,12 @@ impl Recordings {
         Recorder(self.0.as_ref().map(|shared| shared.switch(driver)))
     }
 
-    /// Records a driver until the result is dropped. Its ring is removed then, if the config does not name it.
+    /// Records a driver that had a recorder, or that the config names, until the result is dropped. Its ring is removed then, if the
+    /// config does not name it.
     pub fn begin(&self, driver: &str) -> Result<TemporaryRecording, RecordingsError> {
         let shared = self.shared()?;
         check_name(driver)?;
-        let switch = shared.switch(driver);
+        let switch = shared.known(driver).ok_or_else(|| RecordingsError::Unknown(driver.to_owned()))?;
         let mut wanted = switch.wanted.lock();
         if *wanted == 0 {
             // What calls of an earlier recording left, which ended after it.
@@ -130,10 +135,8 @@ impl Recordings {
     pub async fn read(&self, driver: &str) -> Result<Recorded, RecordingsError> {
         let shared = self.shared()?;
         check_name(driver)?;
-        let switch = shared.switch(driver);
-        if !switch.is_on.load(Ordering::Relaxed) {
-            return Err(RecordingsError::NotRecorded(driver.to_owned()));
-        }
+        let switch = shared.known(driver).filter(|switch| switch.is_on.load(Ordering::Relaxed));
+        let switch = switch.ok_or_else(|| RecordingsError::NotRecorded(driver.to_owned()))?;
         let (recorded, read) = oneshot::channel();
         shared.queue.send(Command::Read { switch, recorded }).map_err(|_| RecordingsError::Ended)?;
         let failed =
@@ -147,6 +150,14 @@ impl Recordings {
 }
 
 impl Shared {
+    /// Returns the switch of a driver that had a recorder, or that the config names.
+    fn known(&self, driver: &str) -> Option<Arc<Switch>> {
+        if self.configured.contains(driver) {
+            return Some(self.switch(driver));
+        }
+        self.switches.lock().get(driver).cloned()
+    }
+
     fn switch(&self, driver: &str) -> Arc<Switch> {
         let mut switches = self.switches.lock();
         if let Some(switch) = switches.get(driver) {
@@ -393,6 +404,10 @@ mod tests {
         // A read after the removal, which is done in order.
         let _third = recordings.begin(resource).unwrap();
         assert!(lines(&recordings, resource).await.is_empty());
+        // A name that was never a driver's would be recorded in vain. To read it does not make it known.
+        assert!(recordings.read("example.com/gpus").await.is_err());
+        let unknown = recordings.begin("example.com/gpus").unwrap_err().to_string();
+        assert!(unknown.contains("no driver or device plugin \"example.com/gpus\""), "{unknown}");
     }
 
     #[tokio::test]

@@ -51,6 +51,12 @@ pub(super) async fn run(location: &Location, args: RecordArgs) -> Result<()> {
     let has =
         |kind: &str| lines().filter(|line| line.starts_with(format!("{{\"{kind}\":").as_bytes())).count();
     let (calls, files) = (has("call"), has("file"));
+    ensure!(
+        calls > 0,
+        "no call of {driver} is recorded, so nothing is written: record it for longer with --seconds, or have the daemon call it meanwhile \
+         with `nodedock driver reload {driver}`",
+        driver = header.driver
+    );
     let mut content = Vec::new();
     if is_redacted {
         let mut recording =

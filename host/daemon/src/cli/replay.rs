@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use super::output::{print_text, printable};
@@ -36,7 +36,7 @@ pub(super) async fn run(args: ReplayArgs) -> Result<()> {
     let host = driver::host("replay")?;
     let replayed = replay(&host, &recording, other.transpose()?.map(Into::into)).await;
     let replayed = replayed.with_context(context)?;
-    print_text(&summary(&replayed))?;
+    print_text(&summary(&replayed).with_context(context)?)?;
     CliError::unless_done(replayed.difference.is_none())
 }
 
@@ -45,11 +45,16 @@ fn read(path: &Path) -> Result<Recording> {
     Ok(file::read(opened)?)
 }
 
-fn summary(replayed: &Replayed) -> String {
+/// Fails if no call was compared, which shows nothing of a driver.
+fn summary(replayed: &Replayed) -> Result<String> {
     let Replayed { calls, skipped, lost, difference } = replayed;
-    let mut lines = match difference {
-        Some(difference) => vec![difference.to_string()],
-        None => vec![format!("{calls} calls replayed, all equal")],
+    let mut lines = match (difference, calls, skipped + usize::try_from(*lost).unwrap_or(usize::MAX)) {
+        (Some(difference), ..) => vec![difference.to_string()],
+        (None, 0, 0) => bail!("no call is replayed: it has none"),
+        (None, 0, _) => bail!(
+            "no call is replayed: a time limit ended {skipped} calls when they were recorded, and {lost} calls are missing"
+        ),
+        (None, ..) => vec![format!("{calls} calls replayed, all equal")],
     };
     if *skipped > 0 {
         lines.push(format!(
@@ -59,7 +64,7 @@ fn summary(replayed: &Replayed) -> String {
     if *lost > 0 {
         lines.push(format!("{lost} calls are missing in the recording"));
     }
-    lines.join("\n")
+    Ok(lines.join("\n"))
 }
 
 fn print(recording: &Recording) -> Result<()> {
@@ -104,5 +109,39 @@ fn answer_text(answer: &Answer) -> String {
     match answer {
         Answer::Returned(value) => value.to_string(),
         Answer::Failed(failure) => format!("failed, {}: {}", failure.code, failure.message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nodedock_base::error::chain;
+    use nodedock_core::recording::file::{FORMAT, Header};
+
+    use super::*;
+
+    fn replayed(calls: usize, skipped: usize, lost: u64) -> Result<String> {
+        summary(&Replayed { calls, skipped, lost, difference: None })
+    }
+
+    #[test]
+    fn the_summary_counts_what_was_compared_and_what_was_not() {
+        assert_eq!(replayed(2, 0, 0).unwrap(), "2 calls replayed, all equal");
+        let partly = replayed(2, 3, 4).unwrap();
+        assert_eq!(partly.lines().count(), 3, "{partly}");
+        let skipped = replayed(0, 3, 4).unwrap_err().to_string();
+        assert!(skipped.contains("ended 3 calls") && skipped.contains("4 calls are missing"), "{skipped}");
+    }
+
+    #[tokio::test]
+    async fn a_recording_without_calls_is_an_error() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = String::new;
+        let header =
+            Header { format: FORMAT.to_owned(), driver: text(), nodedock: text(), is_redacted: false };
+        file::write(&header, [], file.as_file()).unwrap();
+        let args = |print| ReplayArgs { file: file.path().to_owned(), driver: None, print };
+        let error = chain(run(args(false)).await.unwrap_err().as_ref());
+        assert!(error.contains("the recording /") && error.contains("no call is replayed"), "{error}");
+        run(args(true)).await.unwrap();
     }
 }
