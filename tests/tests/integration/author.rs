@@ -149,7 +149,12 @@ async fn a_bench_measures_every_function() {
     for what in ["instantiate", "discover", "prepare", "unprepare"] {
         assert_eq!(count(what), 3);
     }
-    assert_eq!(count("memory of a call, at most"), 1);
+    for what in ["discover, CPU", "prepare, CPU", "unprepare, CPU"] {
+        assert_eq!(count(what), 3);
+    }
+    for what in ["memory of a call, at most", "devices, as JSON", "prepared claim, as JSON", "file"] {
+        assert_eq!(count(what), 1);
+    }
     root.cli(&["driver", "bench", &file, "--rounds", "0"]).await.failed_with(2, &["--rounds"]);
 }
 

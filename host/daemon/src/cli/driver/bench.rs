@@ -65,6 +65,10 @@ impl Measured {
         Self { what, unit, median: at(50), p10: at(10), p90: at(90), max: at(100), count }
     }
 
+    fn of_size(what: &'static str, bytes: u64) -> Self {
+        Self::new(what, "KiB", vec![bytes as f64 / 1024.0])
+    }
+
     fn of_times(what: &'static str, times: &[Duration]) -> Self {
         Self::new(what, "ms", times.iter().map(|time| time.as_secs_f64() * 1000.0).collect())
     }
@@ -94,35 +98,54 @@ pub(super) async fn run(args: BenchArgs) -> Result<()> {
         Some(Ok((pool, device))) => rows.extend(claims(&bench, &driver, pool, device, args.rounds).await?),
         Some(Err(error)) => refused = Err(error),
     }
-    let answer = serde_json::to_vec(&inventory).context("write the inventory")?.len();
-    let kib = |bytes: f64| vec![bytes / 1024.0];
-    rows.push(Measured::new(
-        "memory of a call, at most",
-        "KiB",
-        kib(driver.stats().peak_memory.get() as f64),
-    ));
-    rows.push(Measured::new("devices, as JSON", "KiB", kib(answer as f64)));
-    rows.push(Measured::new("file", "KiB", kib(subject.file.bytes.len() as f64)));
+    rows.push(Measured::of_size("memory of a call, at most", driver.stats().peak_memory.get()));
+    rows.push(Measured::of_size("devices, as JSON", json_bytes(&inventory)?));
+    rows.push(Measured::of_size("file", subject.file.bytes.len() as u64));
     print(args.output, &rows, || table(args.output, &rows, ""))?;
     refused
 }
 
+fn json_bytes(value: &impl Serialize) -> Result<u64> {
+    Ok(serde_json::to_vec(value).context("write it as JSON")?.len() as u64)
+}
+
+/// What the calls of a function took.
+#[derive(Default)]
+struct Spent {
+    elapsed: Vec<Duration>,
+    cpu: Vec<Duration>,
+}
+
+impl Spent {
+    /// Adds a call.
+    async fn add<T>(&mut self, driver: &WasmDriver, call: impl Future<Output = T>) -> T {
+        let cpu_seconds = &driver.stats().cpu_seconds;
+        let (start, before) = (Instant::now(), cpu_seconds.get());
+        let outcome = call.await;
+        self.elapsed.push(start.elapsed());
+        self.cpu.push(Duration::try_from_secs_f64(cpu_seconds.get() - before).unwrap_or_default());
+        outcome
+    }
+
+    fn rows(&self, what: &'static str, cpu: &'static str) -> [Measured; 2] {
+        [Measured::of_times(what, &self.elapsed), Measured::of_times(cpu, &self.cpu)]
+    }
+}
+
 async fn calls(driver: &WasmDriver, rounds: u32) -> Result<(Vec<Measured>, Inventory)> {
     let name = &driver.info().name;
-    let (mut instantiate, mut discover) = (Vec::new(), Vec::new());
+    let (mut instantiate, mut discover) = (Vec::new(), Spent::default());
     let mut inventory = Inventory::default();
     for _ in 0..rounds {
         let start = Instant::now();
         let made = driver.instantiate(&driver.look_call()).await;
         instantiate.push(start.elapsed());
         made.with_context(|| format!("{name} cannot be instantiated"))?;
-        let start = Instant::now();
-        let found = driver.discover(&driver.look_call(), Trigger::Request).await;
-        discover.push(start.elapsed());
+        let found = discover.add(driver, driver.discover(&driver.look_call(), Trigger::Request)).await;
         inventory = found.with_context(|| format!("{name} does not discover its devices"))?;
     }
-    let rows =
-        vec![Measured::of_times("instantiate", &instantiate), Measured::of_times("discover", &discover)];
+    let mut rows = vec![Measured::of_times("instantiate", &instantiate)];
+    rows.extend(discover.rows("discover", "discover, CPU"));
     Ok((rows, inventory))
 }
 
@@ -157,21 +180,21 @@ async fn claims(
     pool: &PoolName,
     device: &DeviceName,
     rounds: u32,
-) -> Result<[Measured; 2]> {
-    let (mut prepare, mut unprepare) = (Vec::new(), Vec::new());
+) -> Result<Vec<Measured>> {
+    let (mut prepare, mut unprepare) = (Spent::default(), Spent::default());
+    let mut answer = 0;
     for _ in 0..rounds {
         let mut claim = bench.claim(driver, pool, device);
-        let start = Instant::now();
-        let prepared = claim.prepare(driver).await;
-        prepare.push(start.elapsed());
-        prepared.with_context(|| format!("{pool}/{device} is not prepared"))?;
-        let start = Instant::now();
-        let unprepared = claim.unprepare(driver).await;
-        unprepare.push(start.elapsed());
+        let prepared = prepare.add(driver, claim.prepare(driver)).await;
+        answer = json_bytes(&prepared.with_context(|| format!("{pool}/{device} is not prepared"))?)?;
+        let unprepared = unprepare.add(driver, claim.unprepare(driver)).await;
         unprepared.with_context(|| format!("{pool}/{device} is not unprepared"))?;
         drop(bench.take_writes());
     }
-    Ok([Measured::of_times("prepare", &prepare), Measured::of_times("unprepare", &unprepare)])
+    let mut rows = prepare.rows("prepare", "prepare, CPU").to_vec();
+    rows.extend(unprepare.rows("unprepare", "unprepare, CPU"));
+    rows.push(Measured::of_size("prepared claim, as JSON", answer));
+    Ok(rows)
 }
 
 #[cfg(test)]
