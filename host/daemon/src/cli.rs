@@ -27,8 +27,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
 use tonic::Status;
 
 use crate::app;
@@ -217,7 +219,7 @@ fn execute(location: &Location, command: Command) -> Result<()> {
         Command::RunWith(args) => block_on(run_with::run(location, args)),
         Command::InternalHold(args) => block_on(run_with::hold(location, args)),
         Command::Kubeconfig(args) => local_api::kubeconfig(location, args),
-        Command::Conform(args) => block_on(conform::run(args)),
+        Command::Conform(args) => block_on_until_stopped(conform::run(args)),
         Command::Record(args) => block_on(record::run(location, args)),
         Command::Replay(args) => block_on(replay::run(args)),
         Command::Driver(command) => driver::execute(location, command),
@@ -238,9 +240,42 @@ fn execute(location: &Location, command: Command) -> Result<()> {
 }
 
 fn block_on<T>(command: impl Future<Output = Result<T>>) -> Result<T> {
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a runtime")?;
-    runtime.block_on(command)
+    runtime()?.block_on(command)
+}
+
+/// Runs a command that has temporary files: a signal ends it as an error does, so that they are removed.
+fn block_on_until_stopped(command: impl Future<Output = Result<()>>) -> Result<()> {
+    let runtime = runtime()?;
+    let outcome = runtime.block_on(async {
+        tokio::select! {
+            // First, so that a signal is not lost while the command makes its files.
+            biased;
+            stopped = stopped() => {
+                stopped.context("wait for signals")?;
+                bail!("interrupted")
+            }
+            // Dropped, it removes its files and kills its processes.
+            outcome = command => outcome,
+        }
+    });
+    // A call of a driver may run on for as long as its grant lets it.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    outcome
+}
+
+fn runtime() -> Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().context("start a runtime")
+}
+
+/// Resolves when the user, a terminal that ends or another program wants an end.
+async fn stopped() -> std::io::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut hang_up = signal(SignalKind::hangup())?;
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted,
+        _ = terminate.recv() => Ok(()),
+        _ = hang_up.recv() => Ok(()),
+    }
 }
 
 fn run(location: &Location, args: RunArgs) -> Result<()> {

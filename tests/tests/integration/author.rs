@@ -8,7 +8,9 @@ use nodedock_tests::drivers::{
 };
 use nodedock_tests::machine::skip;
 use nodedock_tests::recorded::Recorded;
+use nodedock_tests::wait::until_path;
 use nodedock_tests::{DEADLINE, Root, assert_parts, go, golden, recorded};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout};
@@ -158,6 +160,44 @@ async fn a_bench_measures_every_function() {
     root.cli(&["driver", "bench", &file, "--rounds", "0"]).await.failed_with(2, &["--rounds"]);
 }
 
+fn signal(child: &Child, signal: Signal) {
+    let id = child.id().expect("it runs");
+    let pid = Pid::from_raw(i32::try_from(id).expect("a process ID")).expect("a process ID");
+    kill_process(pid, signal).expect("it runs");
+}
+
+/// Ctrl-C left the copy of the machine, which a snapshot of a large one fills with thousands of files.
+#[tokio::test]
+async fn a_command_that_is_stopped_leaves_no_files() {
+    let root = Root::new();
+    let (file, machine) = mock_gpu(&root);
+    for (command, stop) in
+        [("bench", Signal::INT), ("bench", Signal::TERM), ("check", Signal::INT), ("test", Signal::TERM)]
+    {
+        let temporary = root.path().join("temporary");
+        std::fs::create_dir(&temporary).unwrap();
+        let mut started = root.command();
+        started.args(["driver", command, &file, "--hardware", &machine]).env("TMPDIR", &temporary);
+        if command == "bench" {
+            // For longer than the test waits.
+            started.args(["--rounds", "10000"]);
+        }
+        let child = started.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("the program starts");
+        let entries = || std::fs::read_dir(&temporary).unwrap().flatten().map(|entry| entry.path());
+        let exists = || entries().next().map(drop).ok_or_else(|| "nothing".to_owned());
+        until_path(&temporary, "the machine is copied", exists).await;
+        signal(&child, stop);
+        let ended = tokio::time::timeout(DEADLINE, child.wait_with_output()).await.expect("it ends").unwrap();
+        let error = String::from_utf8_lossy(&ended.stderr);
+        // The others may have ended by themselves.
+        if command == "bench" {
+            assert!(ended.status.code() == Some(1) && error.contains("error: interrupted"), "{error}");
+        }
+        assert!(entries().next().is_none(), "{command}: {error}");
+        std::fs::remove_dir(&temporary).unwrap();
+    }
+}
+
 /// `driver run`, and what it prints.
 struct Running {
     child: Child,
@@ -202,9 +242,7 @@ async fn a_driver_runs_alone_and_is_loaded_again_when_its_file_changes() {
     running.until(&format!("- {MOCK_GPU_NAME}/gpus/gpu-1")).await;
 
     assert!(Path::new(daemon_root).is_dir());
-    let id = running.child.id().expect("it runs");
-    let pid = rustix::process::Pid::from_raw(i32::try_from(id).expect("a process ID")).expect("a process ID");
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
+    signal(&running.child, Signal::INT);
     let ended = tokio::time::timeout(DEADLINE, running.child.wait()).await.expect("it ends").unwrap();
     assert!(ended.success(), "{ended}");
     assert!(!Path::new(daemon_root).exists(), "the root is removed");

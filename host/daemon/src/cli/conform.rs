@@ -3,11 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
 use nodedock_conformance::{Options, Outcome, PLACEHOLDERS, Program, Running, Target, Verdict};
 use serde_json::Value;
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::CliError;
 use super::output::{print_text, printable};
@@ -130,14 +129,7 @@ pub(super) async fn run(args: ConformArgs) -> Result<()> {
             unread = print_text(&shown(verdict));
         }
     };
-    let report = tokio::select! {
-        report = nodedock_conformance::run(&options, progress) => report?,
-        // What runs is killed when it is dropped.
-        stopped = stopped() => {
-            stopped.context("wait for signals")?;
-            bail!("interrupted");
-        }
-    };
+    let report = nodedock_conformance::run(&options, progress).await?;
     unread?;
     if let Some(path) = &args.junit {
         std::fs::write(path, report.junit()?).with_context(|| format!("write {}", path.display()))?;
@@ -149,17 +141,6 @@ pub(super) async fn run(args: ConformArgs) -> Result<()> {
         print_text(&format!("\n{passed} passed, {failed} failed, {not_declared} not declared"))?;
     }
     CliError::unless_done(failed == 0 && passed > 0)
-}
-
-/// Resolves when the user, a terminal that ends or another program wants an end.
-async fn stopped() -> std::io::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut hang_up = signal(SignalKind::hangup())?;
-    tokio::select! {
-        interrupted = tokio::signal::ctrl_c() => interrupted,
-        _ = terminate.recv() => Ok(()),
-        _ = hang_up.recv() => Ok(()),
-    }
 }
 
 fn target(args: &ConformArgs) -> Result<Target> {

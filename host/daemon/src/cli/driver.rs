@@ -25,7 +25,7 @@ use nodedock_proto::node::v1;
 
 use super::client::connect;
 use super::output::{print_text, printable};
-use super::{Location, block_on};
+use super::{Location, block_on, block_on_until_stopped};
 use nodedock_core::driver::NodeFacts;
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::hardware::Hardware;
@@ -70,9 +70,9 @@ pub(super) fn execute(location: &Location, command: DriverCommand) -> Result<()>
     match command {
         DriverCommand::New(args) => new::run(&args),
         DriverCommand::Build(args) => build::run(&args),
-        DriverCommand::Check(args) => block_on(check::run(args)),
-        DriverCommand::Test(args) => block_on(test::run(args)),
-        DriverCommand::Bench(args) => block_on(bench::run(args)),
+        DriverCommand::Check(args) => block_on_until_stopped(check::run(args)),
+        DriverCommand::Test(args) => block_on_until_stopped(test::run(args)),
+        DriverCommand::Bench(args) => block_on_until_stopped(bench::run(args)),
         // A daemon has a runtime of its own.
         DriverCommand::Run(args) => run::run(&args),
         DriverCommand::Inspect(args) => block_on(inspect::run(args)),
