@@ -208,6 +208,22 @@ impl Claim {
     /// Returns the parameters for a request, merged field by field (RFC 7396: null removes), so that a claim can override a single
     /// field of its class. `None` without any entry.
     ///
+    /// ```
+    /// use nodedock_sdk::{Claim, ParametersSource};
+    ///
+    /// #[derive(Debug, PartialEq, serde::Deserialize)]
+    /// struct Led {
+    ///     percent: u8,
+    ///     colour: String,
+    /// }
+    ///
+    /// let claim = Claim::new("default", "lamp", "uid-1")
+    ///     .with_parameters(ParametersSource::DeviceClass, [], r#"{"percent": 20, "colour": "red"}"#)
+    ///     .with_parameters(ParametersSource::Claim, [], r#"{"percent": 80}"#);
+    /// assert_eq!(claim.merge_parameters::<Led>("led")?, Some(Led { percent: 80, colour: "red".into() }));
+    /// # Ok::<(), nodedock_sdk::Problem>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// `invalid`, code `bad-parameters`, if any of them is not JSON or the result does not parse as `T`.

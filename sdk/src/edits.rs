@@ -130,6 +130,16 @@ impl From<String> for DeviceNode {
 }
 
 /// A directory or file of the node that is mounted into the container.
+///
+/// ```
+/// use nodedock_sdk::{ContainerEdits, DriverInfo, Mount};
+///
+/// const LIBRARIES: &str = "/opt/gpu/lib";
+///
+/// let info = DriverInfo::new("gpu.example.com", "0.1.0").mounts([LIBRARIES]);
+/// let edits = ContainerEdits::new().mount(Mount::read_only(LIBRARIES, "/usr/lib/gpu"));
+/// assert_eq!(info.capabilities.mounts, [edits.mounts[0].host_path.as_str()]);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mount {
     /// Path on the node; absolute.
@@ -164,6 +174,14 @@ impl Mount {
 }
 
 /// A network interface of the node that the runtime moves into the container.
+///
+/// ```
+/// use nodedock_sdk::{ContainerEdits, DriverInfo};
+///
+/// let info = DriverInfo::new("nic.example.com", "0.1.0").net_devices(["eth*"]);
+/// let edits = ContainerEdits::new().net_device("eth1", "net0");
+/// assert_eq!(edits.net_devices[0].container_interface, "net0");
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NetDevice {
     /// Name on the node.
@@ -190,6 +208,23 @@ pub enum HookStage {
 }
 
 /// Program of the node that the container runtime runs as root. The host refuses it unless the grant has this exact path.
+///
+/// ```
+/// use nodedock_sdk::{ContainerEdits, DriverInfo, Hook, HookStage};
+///
+/// const HOOK: &str = "/usr/bin/gpu-hook";
+///
+/// let info = DriverInfo::new("gpu.example.com", "0.1.0").hooks([HOOK]);
+/// let hook = Hook {
+///     stage: HookStage::CreateContainer,
+///     path: HOOK.into(),
+///     args: ["gpu-hook", "update-ldcache"].map(String::from).into(),
+///     env: Vec::new(),
+///     timeout_seconds: Some(5),
+/// };
+/// let edits = ContainerEdits::new().hook(hook);
+/// assert_eq!(info.capabilities.hooks, [edits.hooks[0].path.as_str()]);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hook {
     /// When the runtime runs it.

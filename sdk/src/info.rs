@@ -44,6 +44,14 @@ pub struct Capabilities {
 }
 
 /// Limits that the driver requests; the operator's grant and the host's ceiling take precedence. `None` is the host's default.
+///
+/// ```
+/// use nodedock_sdk::{DriverInfo, Limits};
+///
+/// let limits = Limits { memory_mib: Some(128), wall_ms: Some(20_000), ..Limits::default() };
+/// let info = DriverInfo::new("gpu.example.com", "0.1.0").limits(limits);
+/// assert_eq!(info.limits.cpu_ms, None);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// Memory of one call, in MiB.

@@ -84,6 +84,20 @@ pub enum CapacityChoice {
 }
 
 /// How requests consume a capacity of a device that allows several allocations.
+///
+/// ```
+/// use nodedock_sdk::testing::bounds;
+/// use nodedock_sdk::{Capacity, CapacityChoice, CapacityPolicy, Device, Inventory, Pool};
+///
+/// // A claim gets 10Gi of the memory, or what it requests in steps of 5Gi.
+/// let choice = CapacityChoice::Range { min: "5Gi".into(), max: None, step: Some("5Gi".into()) };
+/// let policy = CapacityPolicy { default_amount: Some("10Gi".into()), choice };
+/// let gpu = Device::new("gpu-0")
+///     .allow_multiple_allocations(true)
+///     .with_capacity(Capacity::new("memory", "80Gi").policy(policy));
+/// let inventory = Inventory::new().pool(Pool::new("gpus").device(gpu));
+/// assert!(bounds::inventory(&inventory).is_empty());
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CapacityPolicy {
     /// What a request without an amount consumes; `None` means the whole capacity.
@@ -127,6 +141,20 @@ pub struct Counter {
 }
 
 /// Counters that belong together, such as the memory slices of one physical device.
+///
+/// ```
+/// use nodedock_sdk::testing::bounds;
+/// use nodedock_sdk::{CounterSet, Device, Inventory, Pool};
+///
+/// // The GPU as a whole, or its two halves: a claim of one leaves no slices for the other.
+/// let slices = |count: &str| CounterSet::new("gpu-0").counter("slices", count);
+/// let halves = ["gpu-0-a", "gpu-0-b"].map(|name| Device::new(name).consumes(slices("4")));
+/// let pool = Pool::new("gpus")
+///     .shared_counters(slices("8"))
+///     .device(Device::new("gpu-0").consumes(slices("8")))
+///     .devices(halves);
+/// assert!(bounds::inventory(&Inventory::new().pool(pool)).is_empty());
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CounterSet {
     /// Unique in its pool.
@@ -245,6 +273,13 @@ impl Device {
     }
 
     /// Adds a taint.
+    ///
+    /// ```
+    /// use nodedock_sdk::{Device, TaintEffect};
+    ///
+    /// let gpu = Device::new("gpu-0").taint("gpu.example.com/overheated", "", TaintEffect::NoSchedule);
+    /// assert_eq!(gpu.taints[0].key, "gpu.example.com/overheated");
+    /// ```
     #[must_use]
     pub fn taint(mut self, key: impl Into<String>, value: impl Into<String>, effect: TaintEffect) -> Self {
         self.taints.push(Taint { key: key.into(), value: value.into(), effect });
@@ -335,6 +370,14 @@ impl Pool {
     }
 
     /// Sets the extended resource that also offers the devices.
+    ///
+    /// ```
+    /// use nodedock_sdk::{Device, Pool};
+    ///
+    /// // A container gets one of them by `limits: {example.com/gpu: 1}`, without a claim of its own.
+    /// let pool = Pool::new("gpus").device(Device::new("gpu-0")).extended_resource(Some("example.com/gpu".into()));
+    /// assert_eq!(pool.extended_resource.as_deref(), Some("example.com/gpu"));
+    /// ```
     #[must_use]
     pub fn extended_resource(mut self, name: Option<String>) -> Self {
         self.extended_resource = name;

@@ -41,6 +41,29 @@ pub struct NetworkData {
 }
 
 /// Status of the device, which the host publishes in the claim's `status.devices`.
+///
+/// ```
+/// use nodedock_sdk::testing::bounds;
+/// use nodedock_sdk::*;
+///
+/// let ready = Condition {
+///     kind: "Ready".into(),
+///     status: ConditionStatus::True,
+///     reason: "LinkUp".into(),
+///     message: "the link has 100 Gbit/s".into(),
+/// };
+/// let network = NetworkData {
+///     interface_name: "net0".into(),
+///     ips: vec!["192.0.2.10/24".into()],
+///     hardware_address: "02:00:00:00:00:01".into(),
+/// };
+/// let status = DeviceStatus { conditions: vec![ready], network: Some(network), ..DeviceStatus::new() };
+///
+/// let allocated = AllocatedDevice::new("nic", "nics", "eth1");
+/// let edits = ContainerEdits::new().net_device("eth1", "net0");
+/// let prepared = Prepared::new().device(PreparedDevice::new(&allocated, edits).status(status));
+/// assert!(bounds::prepared(&prepared).is_empty());
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DeviceStatus {
     /// Conditions of the device.

@@ -111,6 +111,14 @@ impl Problem {
     }
 
     /// Sets the delay of the retry in whole milliseconds, at most 49 days.
+    ///
+    /// ```
+    /// use nodedock_sdk::Problem;
+    /// use std::time::Duration;
+    ///
+    /// let problem = Problem::unavailable("resetting", "gpu-0 is resetting").retry_after(Duration::from_secs(2));
+    /// assert_eq!(problem.retry_after_ms, Some(2000));
+    /// ```
     #[must_use]
     pub fn retry_after(mut self, delay: Duration) -> Self {
         self.retry_after_ms = Some(u32::try_from(delay.as_millis()).unwrap_or(u32::MAX));

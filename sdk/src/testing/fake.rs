@@ -1,5 +1,6 @@
 //! A fake node for tests.
 
+mod admission;
 mod machine;
 
 use std::collections::BTreeMap;
@@ -281,12 +282,22 @@ impl FakeHost {
     }
 
     /// Makes every use of this path (below `/sys`, a device node, or a glob as the driver gives it) fail with this problem.
+    ///
+    /// ```
+    /// use nodedock_sdk::{Problem, testing::FakeHost};
+    ///
+    /// let fake = FakeHost::new();
+    /// fake.character_node("/dev/fuse", 10, 229).fail("/dev/fuse", Problem::unavailable("resetting", "it is resetting"));
+    /// assert!(fake.host().device_nodes().stat("/dev/fuse").is_err());
+    /// fake.heal("/dev/fuse");
+    /// assert!(fake.host().device_nodes().stat("/dev/fuse").is_ok());
+    /// ```
     pub fn fail(&self, path: &str, problem: Problem) -> &Self {
         self.state().failures.insert(path.to_owned(), problem);
         self
     }
 
-    /// Makes the path usable again.
+    /// Makes the path usable again after [`fail`](Self::fail), which has an example.
     pub fn heal(&self, path: &str) -> &Self {
         self.state().failures.remove(path);
         self
@@ -581,49 +592,6 @@ impl FakeHost {
         }
         state.progress.insert(uid.to_owned(), progress.to_vec());
         Ok(())
-    }
-}
-
-impl State {
-    fn admit_read(&self, path: &str) -> Result<(), Problem> {
-        self.check_path(path)?;
-        self.demand(|granted| granted.allows_sysfs_read(path), "sysfsRead", path)
-    }
-
-    fn admit_write(&self, path: &str, value: &str) -> Result<(), Problem> {
-        self.check_path(path)?;
-        self.check_writes(path)?;
-        let granted = self.demand(|granted| granted.allows_sysfs_write(path, value), "sysfsWrite", path);
-        granted.map_err(|problem| problem.with_detail("value", value))
-    }
-
-    fn check_path(&self, path: &str) -> Result<(), Problem> {
-        let is_plain = is_plain_path(&format!("/{path}")) && !path.is_empty();
-        if !is_plain || path.contains(char::is_control) {
-            let message = format!("{path:?} is not a plain path relative to /sys");
-            return Err(Problem::invalid("bad-path", message));
-        }
-        self.check_failure(path)
-    }
-
-    fn check_node(&self, path: &str) -> Result<(), Problem> {
-        if !is_plain_path(path) || !path.starts_with("/dev/") || path.contains(char::is_control) {
-            return Err(Problem::invalid("bad-path", format!("{path:?} is not a plain path below /dev")));
-        }
-        self.check_failure(path)
-    }
-
-    fn check_failure(&self, path: &str) -> Result<(), Problem> {
-        self.failures.get(path).map_or(Ok(()), |problem| Err(problem.clone()))
-    }
-
-    fn allows(&self, rule: impl FnOnce(&Effective) -> bool) -> bool {
-        self.granted.as_ref().is_none_or(|granted| rule(granted))
-    }
-
-    fn demand(&self, rule: impl FnOnce(&Effective) -> bool, what: &str, path: &str) -> Result<(), Problem> {
-        let refusal = || Problem::denied("not-granted", format!("{path} is not granted ({what})"));
-        self.allows(rule).then_some(()).ok_or_else(refusal)
     }
 }
 
