@@ -1,6 +1,8 @@
 //! The same small driver from several languages' tools, by the same list: what an author in any of them can rely on.
 
+mod conformance;
 mod list;
+mod new_drivers;
 mod swap;
 
 use nodedock_model::grant::Grant;
