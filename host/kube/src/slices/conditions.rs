@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use kube::ResourceExt;
 
-use super::slice::{Content, NODEDOCK, PoolKey, Slice, SliceSpec};
+use super::slice::{NODEDOCK, PoolKey, Slice};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::printable::one_line;
 use nodedock_model::{DriverName, Problem, ProblemCode, limit};
@@ -46,19 +46,14 @@ pub(super) fn set_contested(conditions: &Conditions, key: &PoolKey, slices: &[Ar
     conditions.set(&key.to_string(), Problem::conflict(ProblemCode::SlicesContested, message));
 }
 
-/// Sets or clears the condition that the server drops fields of a driver's devices. `slices` are those of the driver.
-pub(super) fn set_dropped<'a>(
-    conditions: &Conditions,
-    driver: &DriverName,
-    slices: impl Iterator<Item = (&'a SliceSpec, &'a Content)>,
-) {
-    let fields: BTreeSet<_> = slices.flat_map(|(slice, desired)| slice.dropped(desired)).collect();
+/// Sets or clears the condition that the server drops, changes or refuses fields of a driver's devices.
+pub(super) fn set_dropped(conditions: &Conditions, driver: &DriverName, fields: BTreeSet<String>) {
     if fields.is_empty() {
         return conditions.clear(ProblemCode::SliceFieldsDropped, driver.as_str());
     }
     let fields: Vec<_> = fields.into_iter().collect();
     let message = format!(
-        "the API server dropped or changed fields of the devices of driver {driver}: {}; a feature gate of the cluster is off, or its \
+        "the API server dropped, changed or refused fields of the devices of driver {driver}: {}; a feature gate of the cluster is off, or its \
          version is too old",
         one_line(&fields.join(", "), QUOTED_BYTES_MAX)
     );

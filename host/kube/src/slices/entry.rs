@@ -78,11 +78,24 @@ impl Entry {
 
     /// Whether a slice with this device holds fewer devices.
     pub(super) fn is_heavy(&self) -> bool {
-        let attributes = self.normalized.get("attributes").and_then(Value::as_object);
-        let mut values = attributes.into_iter().flatten().filter_map(|(_, value)| value.as_object());
         self.normalized.get("taints").is_some()
             || self.normalized.get("consumesCounters").is_some()
-            || values.any(|value| LIST_ATTRIBUTES.iter().any(|list| value.contains_key(*list)))
+            || self.list_attributes().next().is_some()
+    }
+
+    /// Names of the attributes that are lists.
+    pub(super) fn list_attributes(&self) -> impl Iterator<Item = &String> {
+        let is_list = |value: &Value| LIST_ATTRIBUTES.iter().any(|list| value.get(*list).is_some());
+        let attributes = self.json.get("attributes").and_then(Value::as_object).into_iter().flatten();
+        attributes.filter(move |(_, value)| is_list(value)).map(|(name, _)| name)
+    }
+
+    pub(super) fn without_lists(&self) -> Self {
+        let mut json = (*self.json).clone();
+        if let Some(attributes) = json.get_mut("attributes").and_then(Value::as_object_mut) {
+            self.list_attributes().for_each(|name| drop(attributes.remove(name)));
+        }
+        json.into()
     }
 
     /// Returns what distinguishes each taint from the device's others, and the time at which it was added.

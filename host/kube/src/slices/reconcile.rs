@@ -48,6 +48,8 @@ struct PoolState {
     known: KnownPool,
     /// The content and the owner with which the pool was last reconciled.
     done: Option<(Arc<Content>, NodeFacts)>,
+    /// The server refused the pool, and is offered it without attributes that are lists: one that does not know them refuses the whole slice.
+    without_lists: bool,
 }
 
 impl Reconciler {
@@ -100,6 +102,10 @@ impl Reconciler {
             self.changed(&key);
         }
         // The server may have been upgraded.
+        for pool in self.pools.values_mut().filter(|pool| is_list && pool.without_lists) {
+            pool.without_lists = false;
+            pool.pace.changed(Instant::now());
+        }
         if is_list
             && let Some(counters) = self.api.counter_placement().await
             && std::mem::replace(&mut self.counters, counters) != counters
@@ -199,6 +205,8 @@ impl Reconciler {
             None if self.is_managed(&key.driver) => Arc::default(),
             None => return self.forget(key),
         };
+        let plain = content.without_lists().map(Arc::new);
+        let content = plain.clone().filter(|_| self.pool(key).without_lists).unwrap_or(content);
         let (slices, counters) = (self.store.of_pool(key), self.counters);
         if self.pool(key).pace.started(now) {
             self.parts.conditions.clear(ProblemCode::SlicesContested, &key.to_string());
@@ -214,6 +222,14 @@ impl Reconciler {
         let wrote = !writes.is_empty();
         for write in writes {
             if let Err(error) = self.carry_out(write).await {
+                let was_plain = std::mem::take(&mut self.pool(key).without_lists);
+                if error.kind == ErrorKind::Invalid && plain.is_some() && !was_plain {
+                    tracing::info!(pool = %key, %error, "slices are written without attributes that are lists");
+                    let pool = self.pool(key);
+                    pool.without_lists = true;
+                    return pool.pace.changed(now);
+                }
+                self.pool(key).without_lists = was_plain && error.kind != ErrorKind::Invalid;
                 return self.failed(key, &error);
             }
         }
@@ -268,7 +284,15 @@ impl Reconciler {
             let desired = self.desired.content(&slice.spec.key())?;
             Some((&slice.spec, &**desired))
         });
-        conditions::set_dropped(&self.parts.conditions, driver, desired);
+        let mut fields: BTreeSet<_> = desired.flat_map(|(slice, desired)| slice.dropped(desired)).collect();
+        let plain = self.pools.iter().filter(|(key, pool)| key.driver == *driver && pool.without_lists);
+        let lists = plain.filter_map(|(key, _)| self.desired.content(key));
+        fields.extend(
+            lists
+                .flat_map(|content| content.list_attributes())
+                .map(|name| format!("devices[].attributes.{name}")),
+        );
+        conditions::set_dropped(&self.parts.conditions, driver, fields);
     }
 
     /// Leaves a pool to its other owner.

@@ -111,6 +111,20 @@ impl Content {
         }
     }
 
+    /// Returns the content without attributes that are lists; `None`: it has none.
+    pub(super) fn without_lists(&self) -> Option<Self> {
+        self.list_attributes().next()?;
+        let mut content = self.clone();
+        let devices = content.devices.values_mut().filter(|device| device.list_attributes().next().is_some());
+        devices.for_each(|device| *device = device.without_lists());
+        Some(content)
+    }
+
+    /// Names of attributes that are lists, as often as devices have them.
+    pub(super) fn list_attributes(&self) -> impl Iterator<Item = &String> {
+        self.devices.values().flat_map(Entry::list_attributes)
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.devices.is_empty() && self.shared_counters.is_empty()
     }

@@ -10,7 +10,8 @@ use super::reconcile::{Daemon, is_there, names, none, pass, publishing, server, 
 use super::*;
 use crate::facts::NODE_READ_MAX;
 use crate::slices::health::SLICE_TAINT_HOLD;
-use nodedock_model::{CounterSet, ProblemCode};
+use nodedock_model::{AttributeValue, CounterSet, ProblemCode, QualifiedName};
+use nodedock_stand_ins::api_server::{Fault, When};
 
 /// Value and time of each taint.
 fn taints(server: &nodedock_stand_ins::api_server::ApiServer) -> Vec<(String, String)> {
@@ -248,4 +249,46 @@ async fn a_pool_that_an_old_server_cannot_take_is_written_after_its_upgrade() {
     pass(60).await;
     assert!(is_there(&server, &had));
     assert_eq!(daemon.codes(), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pool_whose_list_attributes_a_server_refuses_is_written_without_them() {
+    let server = server().await;
+    let mut pool = devices(3);
+    let links = QualifiedName::new("links").unwrap();
+    for device in pool.devices.values_mut() {
+        device.attributes.insert(links.clone(), AttributeValue::Texts(vec!["a".to_owned()]));
+    }
+    let had = published(&[("p", &pool)]);
+    server.fail_times(1, Fault::Status(422), When::any().resource("resourceslices").verb("create"));
+    let daemon = Daemon::start(&server, serving(GPU, had.clone()));
+    pass(5).await;
+    assert!(is_there(&server, &published(&[("p", &devices(3))])));
+    let conditions = daemon.conditions.list();
+    let [condition] = &conditions[..] else { panic!("{conditions:?}") };
+    assert_eq!(condition.problem.code, ProblemCode::SliceFieldsDropped.as_str());
+    assert!(condition.problem.message.contains("links"), "{condition:?}");
+    writes(&server);
+    pass(600).await;
+    assert_eq!(writes(&server), Vec::<String>::new());
+    // The server may have learned them when its watch ends.
+    server.skip_versions(1);
+    server.compact();
+    server.close_watches();
+    pass(60).await;
+    assert!(is_there(&server, &had));
+    assert_eq!(daemon.codes(), Vec::<String>::new());
+
+    // A refusal for another reason stays one.
+    server.fail(Fault::Status(422), When::any().resource("resourceslices").verb("update"));
+    let mut more = devices(4);
+    more.devices
+        .values_mut()
+        .for_each(|device| device.attributes.clone_from(&pool.devices[&device_name(0)].attributes));
+    daemon.serve(published(&[("p", &more)]));
+    pass(60).await;
+    assert_eq!(daemon.codes(), [ProblemCode::SlicesRefused.as_str()]);
+    server.lift_all();
+    pass(600).await;
+    assert!(is_there(&server, &published(&[("p", &more)])));
 }
