@@ -53,7 +53,10 @@ const BESIDE: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(crate) struct Facts {
     services: Vec<String>,
+    /// Those under the registered name.
     slices: Vec<Value>,
+    /// It wrote a slice, whatever the answer and whatever driver the slice names.
+    publishes: bool,
     devices: usize,
     is_dra: bool,
     is_device_plugin: bool,
@@ -98,6 +101,7 @@ impl Facts {
             if self.slices.is_empty() {
                 self.slices = node.slices_now(&info.name);
             }
+            self.publishes = slices::are_written(node);
             self.services = info.supported_versions;
             let named = node.options.devices.len();
             self.devices = if named > 0 { named } else { devices(&self.slices).len() };
@@ -141,7 +145,7 @@ impl Facts {
             }
             "state" => (self.is_dra && self.names_state, "its command does not name {state}"),
             "instance" => (self.is_dra && self.names_instance, "its command does not name {instance}"),
-            "slices" => (!self.slices.is_empty(), "it publishes no ResourceSlices"),
+            "slices" => (self.publishes, "it publishes no ResourceSlices"),
             "health" => (
                 self.services.iter().any(|name| name.ends_with("DRAResourceHealth")),
                 "it lists no DRAResourceHealth",

@@ -113,7 +113,7 @@ async fn slow_api(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 
 async fn quiet(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await?;
-    if !facts.slices.is_empty() {
+    if facts.publishes {
         node.slices(&plugin.name).await;
     }
     tokio::time::sleep(QUIET).await;

@@ -66,6 +66,7 @@ async fn arguments_that_mean_nothing_are_refused_with_what_they_are() {
         (vec!["--exec", "/nonexistent/driver"], 1, "start /nonexistent/driver"),
         (vec!["--exec", "true", "--device", "gpu-0"], 2, "it is no POOL/DEVICE"),
         (vec!["--exec", "true", "--parameters", "[]"], 2, "parameters are an object"),
+        (vec!["--exec", "true", "--slices-timeout", "0"], 2, "--slices-timeout"),
         (vec!["--exec", "true", "--socket-dir", "/tmp"], 2, "cannot be used with"),
         (vec![text(missing)], 1, "read /nonexistent/driver.wasm"),
         (vec!["--socket-dir", "/tmp"], 2, "--driver <NAME>"),

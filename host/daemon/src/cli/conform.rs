@@ -58,6 +58,9 @@ pub(super) struct ConformArgs {
     /// Seconds of a call; a kubelet's are 45
     #[arg(long, value_name = "SECONDS", default_value_t = 45, value_parser = clap::value_parser!(u64).range(1..=3600))]
     call_timeout: u64,
+    /// Seconds until the driver's ResourceSlices are there
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    slices_timeout: u64,
     /// Write the report as JUnit XML
     #[arg(long, value_name = "FILE")]
     junit: Option<PathBuf>,
@@ -121,6 +124,7 @@ pub(super) async fn run(args: ConformArgs) -> Result<()> {
     let start_timeout = if args.subject.file.is_some() { WASM_START_TIMEOUT } else { options.start_timeout };
     options.start_timeout = args.start_timeout.map_or(start_timeout, Duration::from_secs);
     options.call_timeout = Duration::from_secs(args.call_timeout);
+    options.slices_timeout = Duration::from_secs(args.slices_timeout);
     options.admin_access = args.admin_access;
     options.only.clone_from(&args.only);
     let mut unread = Ok(());

@@ -46,15 +46,19 @@ fn desired(driver: &Driver) -> Vec<(String, Value)> {
     if driver.has(Fault::OneDeviceInTwoSlices) {
         contents.push(("again", json!({ "devices": [{ "name": names(driver)[0] }] })));
     }
-    let count = contents.len() + usize::from(driver.has(Fault::CountsASliceTooMany));
-    let spec = |(name, mut spec): (&str, Value)| {
-        spec["driver"] = driver.name.as_str().into();
+    let count = match driver.has(Fault::AllSlicesInvalid) {
+        true => 0,
+        false => contents.len() + usize::from(driver.has(Fault::CountsASliceTooMany)),
+    };
+    let name = if driver.has(Fault::SlicesOfAnotherDriver) { "other.example.com" } else { &driver.name };
+    let spec = |(part, mut spec): (&str, Value)| {
+        spec["driver"] = name.into();
         spec["pool"] = json!({ "name": driver.node, "resourceSliceCount": count });
         match driver.has(Fault::SlicesForAllNodes) {
             true => spec["allNodes"] = true.into(),
             false => spec["nodeName"] = driver.node.as_str().into(),
         }
-        (format!("faulty-{}-{name}", driver.node), spec)
+        (format!("faulty-{}-{part}", driver.node), spec)
     };
     contents.into_iter().map(spec).collect()
 }
