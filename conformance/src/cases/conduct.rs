@@ -1,12 +1,13 @@
 //! The level `conduct`: load, deadlines, and what a driver takes.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use futures::future::join_all;
 use nodedock_stand_ins::api_server::{Fault, When};
 use nodedock_stand_ins::kubelet::ClaimRef;
-use tokio::time::Instant;
+use tonic::Code;
 
 use super::idempotency::{prepared, same};
 use super::{Facts, level};
@@ -36,7 +37,7 @@ const FILES_MAX: usize = 16;
 /// How long a driver is watched that has nothing to do, and the requests that it may make.
 const QUIET: Duration = Duration::from_secs(3);
 const REQUESTS_MAX: usize = 10;
-/// Deadline of a call while the API server does not work.
+/// Deadline of a call while the API server does not answer.
 const SHORT: Duration = Duration::from_secs(5);
 
 async fn at_once(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
@@ -52,21 +53,28 @@ async fn at_once(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
             (claim, answer)
         }
     });
-    let mut first = std::collections::BTreeMap::new();
+    let when = || format!("of {AT_ONCE} prepares at once");
+    let (mut first, mut refused) = (BTreeMap::new(), BTreeMap::new());
     for (claim, answer) in join_all(calls).await {
-        let answer = answer.map_err(|status| failed("prepare", &status));
-        let answer = answer.with_context(|| format!("of {AT_ONCE} prepares at once"))?;
+        let answer = answer.map_err(|status| failed("prepare", &status)).with_context(when)?;
         match answer.of(&claim) {
             Ok(answer) => {
                 let known = first.entry(claim.uid.clone()).or_insert_with(|| answer.clone());
                 same(known, &answer, "of another call at the same time")?;
             }
-            // Claims for devices that overlap exclude each other, of which slices do not say everything.
-            Err(_) if claims.len() > 1 && !first.contains_key(&claim.uid) => {}
-            Err(error) => return Err(error.context(format!("of {AT_ONCE} prepares at once"))),
+            Err(error) => {
+                refused.entry(claim.uid.clone()).or_insert((claim, error));
+            }
         }
     }
     ensure!(!first.is_empty(), "none of {AT_ONCE} prepares at once succeeds");
+    for (uid, (claim, error)) in refused {
+        // Claims for devices that overlap exclude each other, of which slices do not say everything. The others are prepared still, so
+        // that one that is excluded is refused now too.
+        if first.contains_key(&uid) || plugin.client.prepare(&claim).await.is_ok() {
+            return Err(error.context(format!("{}, a claim is refused that another call prepares", when())));
+        }
+    }
     Ok(Outcome::Passed)
 }
 
@@ -84,31 +92,32 @@ async fn cancelled(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// Prepares while the API server does not work, and after it.
-async fn without_api(node: &mut TestNode, fault: Fault) -> Result<Outcome> {
+/// Prepares while the API server does not work, with a deadline, and after it. Answers whether the driver has answered the first.
+async fn without_api(node: &mut TestNode, fault: Fault, deadline: Duration) -> Result<bool> {
     let plugin = node.begin().await?;
     let devices = node.devices(&plugin).await?;
     let claim = node.claim(&plugin, &devices[0]);
     let fault = node.api.fail(fault, When::any().resource("resourceclaims"));
-    let began = Instant::now();
-    let client = plugin.client.within(SHORT);
     // It may have read the claim before: then it can prepare it.
-    let _ = client.prepare_by(Version::V1, std::slice::from_ref(&claim)).await;
-    let took = began.elapsed();
+    let answer = plugin.client.within(deadline).prepare_by(Version::V1, std::slice::from_ref(&claim)).await;
     node.api.lift(fault);
-    ensure!(took < SHORT + Duration::from_secs(1), "a call with a deadline of {SHORT:?} took {took:?}");
-    let answer = plugin.client.prepare(&claim).await.context("when the API server works again")?;
-    ensure!(!answer.is_empty(), "the answer has no device when the API server works again");
+    let answer_after = plugin.client.prepare(&claim).await.context("when the API server works again")?;
+    ensure!(!answer_after.is_empty(), "the answer has no device when the API server works again");
     plugin.client.unprepare(&claim).await.context("when the API server works again")?;
-    Ok(Outcome::Passed)
+    Ok(!answer.is_err_and(|status| matches!(status.code(), Code::DeadlineExceeded | Code::Cancelled)))
 }
 
 async fn api_errors(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
-    without_api(node, Fault::Status(500)).await
+    let deadline = node.options.call_timeout;
+    let is_answered = without_api(node, Fault::Status(500), deadline).await?;
+    ensure!(is_answered, "while the API server answers 500, a prepare is not answered within {deadline:?}");
+    Ok(Outcome::Passed)
 }
 
 async fn slow_api(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
-    without_api(node, Fault::Hang).await
+    // The caller ends the call at its deadline if the driver does not.
+    without_api(node, Fault::Hang, SHORT).await?;
+    Ok(Outcome::Passed)
 }
 
 async fn quiet(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {

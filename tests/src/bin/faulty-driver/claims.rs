@@ -35,6 +35,8 @@ pub(crate) struct Memory {
     admins: Mutex<BTreeSet<String>>,
     leaked: Mutex<Vec<Vec<u8>>>,
     files: Mutex<Vec<std::fs::File>>,
+    /// The claim that is being prepared.
+    current: Mutex<Option<String>>,
     /// Held while files are written.
     writing: Mutex<()>,
     /// Held over a read of the API server.
@@ -55,6 +57,19 @@ fn remove(set: &Mutex<BTreeSet<String>>, uid: &str) {
 }
 
 impl Driver {
+    /// Prepares a claim unless another is being prepared.
+    pub(crate) async fn prepare_alone(&self, claim: &Claim) -> Result<Vec<Prepared>> {
+        let current = || self.claims.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let other = current().get_or_insert_with(|| claim.uid.clone()).clone();
+        if other != claim.uid {
+            bail!("claim {other} is being prepared");
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        let prepared = self.prepare(claim).await;
+        *current() = None;
+        prepared
+    }
+
     pub(crate) async fn prepare(&self, claim: &Claim) -> Result<Vec<Prepared>> {
         let (uid, memory) = (claim.uid.as_str(), &self.claims);
         if self.has(Fault::RefusesClaims) {
@@ -207,6 +222,9 @@ impl Driver {
             && status.code >= 500
         {
             add(&self.claims.failed, &claim.uid);
+            if self.has(Fault::HangsOnApiErrors) {
+                std::future::pending::<()>().await;
+            }
         }
         let object = object.context("read the claim")?;
         if object.metadata.uid.as_deref() != Some(&claim.uid) {

@@ -94,6 +94,7 @@ impl Dra {
             let (driver, of) = (driver.clone(), claim.clone());
             let work = tokio::spawn(async move {
                 match is_prepare {
+                    true if driver.has(Fault::OneClaimAtATime) => driver.prepare_alone(&of).await,
                     true => driver.prepare(&of).await,
                     false => driver.unprepare(&of).await.map(|()| Vec::new()),
                 }
