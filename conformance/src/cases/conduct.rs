@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use futures::future::join_all;
 use nodedock_stand_ins::api_server::{Fault, When};
 use nodedock_stand_ins::kubelet::ClaimRef;
+use tokio::time::Instant;
 use tonic::Code;
 
 use super::idempotency::{prepared, same};
@@ -29,9 +30,10 @@ level! {
 
 const AT_ONCE: usize = 64;
 const CANCELLED: usize = 10;
-/// Cycles for memory and for files, of which the first tenth is not counted.
-const MEMORY_CYCLES: usize = 1000;
-const FILES_CYCLES: usize = 100;
+const MEMORY_CYCLES: Cycles = Cycles { most: 1000, least: 200, uncounted: 100 };
+const FILES_CYCLES: Cycles = Cycles { most: 100, least: 50, uncounted: 10 };
+/// Of the cycles: a case has 10 minutes, of which a start and the last calls take some.
+const CYCLES_TIME: Duration = Duration::from_secs(400);
 const MEMORY_MAX: u64 = 32 << 20;
 const FILES_MAX: usize = 16;
 /// How long a driver is watched that has nothing to do, and the requests that it may make.
@@ -134,38 +136,70 @@ async fn quiet(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {
     Ok(Outcome::Passed)
 }
 
-/// What the driver takes after the first cycles, and after all; `None`: that cannot be read.
-async fn cycles(node: &mut TestNode, cycles: usize) -> Result<Option<(Usage, Usage)>> {
-    let (plugin, claim, _) = prepared(node).await?;
-    let quiet: Plugin = Plugin { client: plugin.client.quiet(), ..plugin };
-    let mut before = None;
-    for cycle in 0..cycles {
-        quiet.client.unprepare(&claim).await.with_context(|| format!("in cycle {cycle}"))?;
-        quiet.client.prepare(&claim).await.with_context(|| format!("in cycle {cycle}"))?;
-        if cycle == cycles / 10 {
-            before = usage(node);
+/// How often a claim is unprepared and prepared again.
+struct Cycles {
+    /// As many as time allows, up to these.
+    most: usize,
+    /// Fewer say nothing.
+    least: usize,
+    /// In the first ones a driver may grow.
+    uncounted: usize,
+}
+
+impl Cycles {
+    /// What the driver takes after the uncounted cycles and after the last one, or why it is not known.
+    async fn run(&self, node: &mut TestNode, time: Duration) -> Result<Result<[Usage; 2], Outcome>> {
+        let (plugin, claim, _) = prepared(node).await?;
+        let quiet: Plugin = Plugin { client: plugin.client.quiet(), ..plugin };
+        let end = Instant::now() + time;
+        let (mut done, mut before) = (0, None);
+        while done < self.most && Instant::now() < end {
+            quiet.client.unprepare(&claim).await.with_context(|| format!("in cycle {done}"))?;
+            quiet.client.prepare(&claim).await.with_context(|| format!("in cycle {done}"))?;
+            done += 1;
+            if done == self.uncounted {
+                before = usage(node);
+            }
         }
+        node.log.add(format!("{done} cycles of prepare and unprepare"));
+        Ok(self.known(done, time, before, usage(node)))
     }
-    Ok(before.zip(usage(node)))
+
+    fn known(
+        &self,
+        done: usize,
+        time: Duration,
+        before: Option<Usage>,
+        after: Option<Usage>,
+    ) -> Result<[Usage; 2], Outcome> {
+        if done < self.least {
+            let why = format!("{done} cycles took {time:?}, and {} are needed", self.least);
+            return Err(Outcome::NotDeclared(why));
+        }
+        let unread = || Outcome::NotDeclared("what its processes take cannot be read".to_owned());
+        before.zip(after).map(<[Usage; 2]>::from).ok_or_else(unread)
+    }
 }
 
 fn usage(node: &TestNode) -> Option<Usage> {
     node.process.as_ref().and_then(Process::usage)
 }
 
-fn unread() -> Outcome {
-    Outcome::NotDeclared("what its processes take cannot be read".to_owned())
-}
-
 async fn memory(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
-    let Some((before, after)) = cycles(node, MEMORY_CYCLES).await? else { return Ok(unread()) };
+    let [before, after] = match MEMORY_CYCLES.run(node, CYCLES_TIME).await? {
+        Ok(usage) => usage,
+        Err(unknown) => return Ok(unknown),
+    };
     let grown = after.memory.saturating_sub(before.memory);
     ensure!(grown < MEMORY_MAX, "it grows by {} KiB, from {} KiB", grown >> 10, before.memory >> 10);
     Ok(Outcome::Passed)
 }
 
 async fn descriptors(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
-    let Some((before, after)) = cycles(node, FILES_CYCLES).await? else { return Ok(unread()) };
+    let [before, after] = match FILES_CYCLES.run(node, CYCLES_TIME).await? {
+        Ok(usage) => usage,
+        Err(unknown) => return Ok(unknown),
+    };
     let grown = after.files.saturating_sub(before.files);
     ensure!(grown < FILES_MAX, "{grown} more files are open, {} before", before.files);
     Ok(Outcome::Passed)
@@ -181,4 +215,22 @@ async fn stops(node: &mut TestNode, facts: &Facts) -> Result<Outcome> {
     }
     node.stop().await?;
     Ok(Outcome::Passed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cycles_that_a_slow_driver_had_time_for_are_compared_from_the_least_number_on() {
+        let usage = |memory| Some(Usage { memory, files: 1 });
+        let known = |done| MEMORY_CYCLES.known(done, CYCLES_TIME, usage(1), usage(2));
+        for done in [200, 666, 1000] {
+            assert_eq!(known(done).unwrap().map(|usage| usage.memory), [1, 2]);
+        }
+        let why = "199 cycles took 400s, and 200 are needed".to_owned();
+        assert_eq!(known(199).unwrap_err(), Outcome::NotDeclared(why));
+        assert!(MEMORY_CYCLES.known(1000, CYCLES_TIME, usage(1), None).is_err());
+        assert!([MEMORY_CYCLES, FILES_CYCLES].iter().all(|cycles| cycles.uncounted < cycles.least));
+    }
 }
