@@ -8,6 +8,7 @@ mod cases;
 mod device_plugin;
 mod files;
 mod list;
+mod mounts;
 mod process;
 mod published;
 mod report;
@@ -72,7 +73,7 @@ pub const PLACEHOLDERS: [(&str, &str); 12] = [
     ("kubeconfig", "the path of a kubeconfig for the API server"),
     ("api", "the URL of the API server"),
     ("node", "the name of the node"),
-    ("boot", "the identity of the boot"),
+    ("boot", "the ID of the boot, which a reboot changes"),
     ("instance", "a UID of the instance, for rolling updates"),
 ];
 

@@ -20,6 +20,7 @@ use tonic::transport::Channel;
 
 use crate::device_plugin::Registrations;
 use crate::files::{self, empty};
+use crate::mounts;
 use crate::process::{self, Output, Process};
 use crate::published::{DeviceId, devices, is_complete};
 use crate::wire::{Client, Log};
@@ -42,16 +43,6 @@ const NOTIFY: Duration = Duration::from_secs(5);
 const REQUESTS_SHOWN: usize = 40;
 /// Of the driver's output, the last lines are shown.
 const LINES_SHOWN: usize = 100;
-/// Runs a program with a directory that it cannot write: in mounts of its own, where a file system is mounted read-only upon itself.
-const READ_ONLY: [&str; 7] = [
-    "unshare",
-    "--mount",
-    "--propagation=private",
-    "--",
-    "sh",
-    "-c",
-    r#"mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@""#,
-];
 /// Until a driver has ended after SIGTERM.
 pub(crate) const STOP: Duration = Duration::from_secs(10);
 
@@ -77,6 +68,8 @@ pub(crate) struct TestNode {
     dir: TempDir,
     output: Output,
     boot: usize,
+    /// The words before the driver's command since the last reboot.
+    in_boot: Vec<String>,
     started: usize,
     claims: usize,
     made: Vec<ClaimRef>,
@@ -106,6 +99,7 @@ impl TestNode {
             dir,
             output: Output::default(),
             boot: 0,
+            in_boot: Vec::new(),
             started: 0,
             claims: 0,
             made: Vec::new(),
@@ -188,7 +182,7 @@ impl TestNode {
 
     /// Starts the driver's program; of one that runs already nothing is done.
     pub(crate) fn start(&mut self) -> Result<()> {
-        self.start_in(&[])
+        self.start_in(&self.in_boot.clone())
     }
 
     /// Starts the driver's program as the arguments of a command, which becomes the program.
@@ -208,17 +202,10 @@ impl TestNode {
             files::set_writable(&self.state(), false)?;
             return self.start().map(|()| None);
         }
-        // No mode keeps root from writing.
-        let state = self.state().display().to_string();
-        let mut wrapper: Vec<String> = READ_ONLY.map(str::to_owned).into();
-        wrapper.push(state);
-        let tried = tokio::process::Command::new(&wrapper[0]).args(&wrapper[1..]).arg("true").output().await;
-        let why = match &tried {
-            Ok(tried) if tried.status.success() => return self.start_in(&wrapper).map(|()| None),
-            Ok(tried) => String::from_utf8_lossy(&tried.stderr).trim().to_owned(),
-            Err(error) => format!("{}: {error}", wrapper[0]),
-        };
-        Ok(Some(format!("root may not make a directory read-only here: {why}")))
+        match mounts::read_only(&self.state()).await {
+            Ok(wrapper) => self.start_in(&wrapper).map(|()| None),
+            Err(why) => Ok(Some(format!("root may not make a directory read-only here: {why}"))),
+        }
     }
 
     /// Ends what [`TestNode::start_read_only`] did to the state directory.
@@ -278,12 +265,27 @@ impl TestNode {
         self.begin().await
     }
 
-    /// The node's end and its next boot, before the driver starts.
-    pub(crate) async fn reboot(&mut self) -> Result<()> {
+    /// The node's end and its next boot, before the driver starts. Answers why that is not possible here.
+    pub(crate) async fn reboot(&mut self) -> Result<Option<String>> {
         self.kill().await;
-        self.log.add("reboot");
         self.boot += 1;
-        empty(&self.cdi())
+        self.log.add(format!("reboot, the boot ID is now {}", self.value("boot")));
+        empty(&self.cdi())?;
+        if self.program()?.names("boot") {
+            return Ok(None);
+        }
+        let file = self.dir.path().join("boot-id");
+        std::fs::write(&file, format!("{}\n", self.value("boot"))).context("write a boot ID")?;
+        match mounts::boot_id(&file).await {
+            Ok(wrapper) => self.in_boot = wrapper,
+            Err(why) => {
+                let why = format!(
+                    "its command does not name {{boot}}, and the kernel's boot ID cannot be another here: {why}"
+                );
+                return Ok(Some(why));
+            }
+        }
+        Ok(None)
     }
 
     /// Waits until a DRA driver has registered on another socket than `before`.

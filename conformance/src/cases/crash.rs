@@ -91,7 +91,9 @@ async fn in_unprepare(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 
 async fn reboot(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let (_, claim, _) = prepared(node).await?;
-    node.reboot().await?;
+    if let Some(why) = node.reboot().await? {
+        return Ok(Outcome::NotDeclared(why));
+    }
     let plugin = node.begin().await.context("after a reboot")?;
     let answer = plugin.client.prepare(&claim).await.context("after a reboot")?;
     let found = node.cdi_devices()?;
@@ -103,7 +105,9 @@ async fn reboot(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 
 async fn reboot_unprepare(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let (_, claim, _) = prepared(node).await?;
-    node.reboot().await?;
+    if let Some(why) = node.reboot().await? {
+        return Ok(Outcome::NotDeclared(why));
+    }
     let plugin = node.begin().await.context("after a reboot")?;
     plugin.client.unprepare(&claim).await.context("after a reboot")?;
     Ok(Outcome::Passed)

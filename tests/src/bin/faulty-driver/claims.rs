@@ -56,6 +56,11 @@ fn remove(set: &Mutex<BTreeSet<String>>, uid: &str) {
     set.lock().unwrap_or_else(PoisonError::into_inner).remove(uid);
 }
 
+/// The ID of the boot; empty if it cannot be read.
+fn boot() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
+}
+
 impl Driver {
     /// Prepares a claim unless another is being prepared.
     pub(crate) async fn prepare_alone(&self, claim: &Claim) -> Result<Vec<Prepared>> {
@@ -91,6 +96,10 @@ impl Driver {
         }
         let known = self.state.get(uid);
         let is_new = known.is_none();
+        let is_of_this_boot = self.is_of_this_boot(uid);
+        if self.has(Fault::RefusesClaimsOfAnotherBoot) && !is_new && !is_of_this_boot {
+            bail!("the claim was prepared in another boot");
+        }
         let mut prepared = match known {
             Some(prepared) => prepared,
             None => self.read(claim).await?,
@@ -101,11 +110,14 @@ impl Driver {
         if self.has(Fault::OtherAnswerTheSecondTime) && !is_first {
             prepared.iter_mut().for_each(|prepared| prepared.cdi.push_str("-again"));
         }
-        if !(self.has(Fault::NoCdiFile) || self.has(Fault::NoFileAfterReboot) && !is_new) {
+        // A reboot has removed what was written before it, and nothing else does.
+        let is_written = !is_new && (is_of_this_boot || self.has(Fault::NoFileAfterReboot));
+        if !(self.has(Fault::NoCdiFile) || is_written) {
             self.write_cdi(uid, &prepared)?;
+            self.written(std::fs::write(self.state.marker("boot", uid), boot()).map_err(Into::into))?;
         }
         if self.has(Fault::SecondPrepareRemovesTheFile) && !is_first {
-            std::fs::remove_file(self.cdi_file(uid))?;
+            let _ = std::fs::remove_file(self.cdi_file(uid));
         }
         self.written(self.state.set(uid, Some(prepared.clone())))?;
         let _ = std::fs::remove_file(marker);
@@ -167,6 +179,7 @@ impl Driver {
             is_gone.then_some(()).ok_or(error)?;
         }
         self.state.set(uid, None)?;
+        let _ = std::fs::remove_file(self.state.marker("boot", uid));
         if self.has(Fault::AdminAccessTakesTheDevice) && has(&memory.admins, uid) {
             self.state.spoil();
         }
@@ -174,6 +187,11 @@ impl Driver {
         add(&memory.unprepared, uid);
         let _ = std::fs::remove_file(marker);
         Ok(())
+    }
+
+    /// Whether the claim was prepared since the last reboot.
+    fn is_of_this_boot(&self, uid: &str) -> bool {
+        std::fs::read_to_string(self.state.marker("boot", uid)).is_ok_and(|of| of == boot())
     }
 
     /// Whether this process has had a call for a claim.

@@ -56,6 +56,7 @@ faults! {
     StaysInPrepare => "crash.in-prepare",
     StaysInUnprepare => "crash.in-unprepare",
     NoFileAfterReboot => "crash.reboot",
+    RefusesClaimsOfAnotherBoot => "crash.reboot",
     UnprepareNeedsTheFile => "crash.reboot-unprepare",
     EndsOnCorruptState => "crash.state-corrupt",
     EndsOnTruncatedState => "crash.state-truncated",
