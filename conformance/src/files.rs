@@ -1,10 +1,10 @@
-//! Files that a driver has written, which may be anything.
+//! Files and sockets that a driver has made, which may be anything.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::io::Read;
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use serde_json::Value;
@@ -53,6 +53,24 @@ pub(crate) fn read(path: &Path) -> std::io::Result<String> {
         return Err(std::io::Error::other(format!("it has more than {FILE_BYTES_MAX} bytes")));
     }
     Ok(text)
+}
+
+/// The sockets in a directory and below it.
+pub(crate) fn sockets(directory: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    paths.sort();
+    for path in paths {
+        let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        let Ok(kind) = std::fs::symlink_metadata(&path).map(|found| found.file_type()) else { continue };
+        if kind.is_socket() && !is_hidden {
+            found.push(path);
+        } else if kind.is_dir() && !is_hidden {
+            found.extend(sockets(&path));
+        }
+    }
+    found
 }
 
 /// Removes what is in a directory.

@@ -89,7 +89,7 @@ impl Program {
             bail!("the command is empty");
         }
         let program = Self { command, ..Self::default() };
-        for name in program.command.iter().flat_map(|word| test_node::placeholders(word)) {
+        for name in program.command.iter().flat_map(|word| placeholders(word)) {
             if !PLACEHOLDERS.iter().any(|(known, _)| *known == name) {
                 let known: Vec<_> = PLACEHOLDERS.iter().map(|(known, _)| *known).collect();
                 bail!("{{{name}}} stands for nothing: the command may have {{{}}}", known.join("}, {"));
@@ -99,8 +99,15 @@ impl Program {
     }
 
     fn names(&self, placeholder: &str) -> bool {
-        self.command.iter().any(|word| test_node::placeholders(word).any(|name| name == placeholder))
+        self.command.iter().any(|word| placeholders(word).any(|name| name == placeholder))
     }
+}
+
+/// The names in braces of a word.
+fn placeholders(word: &str) -> impl Iterator<Item = &str> {
+    let in_braces = word.split('{').skip(1).filter_map(|part| part.split_once('}'));
+    let is_name = |byte: u8| byte.is_ascii_lowercase() || byte == b'-';
+    in_braces.map(|(name, _)| name).filter(move |name| !name.is_empty() && name.bytes().all(is_name))
 }
 
 /// What is run, and how.
@@ -243,4 +250,16 @@ fn move_directory(from: &Path, to: &Path) -> Result<()> {
 fn is_wanted(case: &Case, list: &[Case], only: &[String]) -> bool {
     let is_named = |case: &Case| only.iter().any(|only| case.is_named(only));
     only.is_empty() || is_named(case) || list.iter().any(|other| is_named(other) && other.needs(case, list))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_braces_are_placeholders_and_json_is_none() {
+        let found = |word| placeholders(word).collect::<Vec<_>>();
+        assert_eq!(found("--a={state}/b/{device-plugins}"), ["state", "device-plugins"]);
+        assert_eq!(found(r#"{"a": {"b": 1}} {} {A} {open"#), Vec::<&str>::new());
+    }
 }

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -19,12 +18,12 @@ use tokio::time::Instant;
 use tonic::transport::Channel;
 
 use crate::device_plugin::Registrations;
-use crate::files::{self, empty};
+use crate::files::{self, empty, sockets};
 use crate::mounts;
 use crate::process::{self, Output, Process};
 use crate::published::{DeviceId, devices, is_complete};
-use crate::wire::{Client, Log};
-use crate::{Options, Program, Running, Target};
+use crate::wire::{Client, Log, Version};
+use crate::{Options, Program, Running, Target, placeholders};
 
 pub(crate) const NODE: &str = "node-1";
 pub(crate) const NAMESPACE: &str = "default";
@@ -55,6 +54,13 @@ pub(crate) struct Plugin {
     pub(crate) client: Client,
     /// Whether it took the notification of its registration.
     pub(crate) notified: Result<(), String>,
+}
+
+impl Plugin {
+    /// The versions of the DRA API that it lists.
+    pub(crate) fn versions(&self) -> impl Iterator<Item = Version> {
+        Version::listed(&self.services)
+    }
 }
 
 #[derive(Debug)]
@@ -552,41 +558,4 @@ impl TestNode {
 pub(crate) async fn get_info(client: &mut RegistrationClient<Channel>) -> Result<PluginInfo> {
     let info = tokio::time::timeout(GET_INFO, client.get_info(InfoRequest {})).await;
     Ok(info.context("GetInfo is not answered within 1 s")?.context("GetInfo")?.into_inner())
-}
-
-/// The sockets in a directory and below it.
-fn sockets(directory: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-    paths.sort();
-    for path in paths {
-        let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
-        let Ok(kind) = std::fs::symlink_metadata(&path).map(|found| found.file_type()) else { continue };
-        if kind.is_socket() && !is_hidden {
-            found.push(path);
-        } else if kind.is_dir() && !is_hidden {
-            found.extend(sockets(&path));
-        }
-    }
-    found
-}
-
-/// The names in braces of a word.
-pub(crate) fn placeholders(word: &str) -> impl Iterator<Item = &str> {
-    let in_braces = word.split('{').skip(1).filter_map(|part| part.split_once('}'));
-    let is_name = |byte: u8| byte.is_ascii_lowercase() || byte == b'-';
-    in_braces.map(|(name, _)| name).filter(move |name| !name.is_empty() && name.bytes().all(is_name))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_in_braces_are_placeholders_and_json_is_none() {
-        let found = |word| placeholders(word).collect::<Vec<_>>();
-        assert_eq!(found("--a={state}/b/{device-plugins}"), ["state", "device-plugins"]);
-        assert_eq!(found(r#"{"a": {"b": 1}} {} {A} {open"#), Vec::<&str>::new());
-    }
 }

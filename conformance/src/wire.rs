@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use nodedock_proto::kubelet::dra::{v1, v1beta1};
 use nodedock_proto::kubelet::dra_health;
 use nodedock_stand_ins::kubelet::{ClaimRef, authority};
@@ -48,8 +48,20 @@ pub(crate) enum Version {
 }
 
 impl Version {
-    pub(crate) const ALL: [(Self, &str); 2] =
-        [(Self::V1, "v1.DRAPlugin"), (Self::V1beta1, "v1beta1.DRAPlugin")];
+    const ALL: [Self; 2] = [Self::V1, Self::V1beta1];
+
+    /// Its service, as a driver lists it.
+    pub(crate) fn service(self) -> &'static str {
+        match self {
+            Self::V1 => "v1.DRAPlugin",
+            Self::V1beta1 => "v1beta1.DRAPlugin",
+        }
+    }
+
+    /// Those whose services a driver lists.
+    pub(crate) fn listed(services: &[String]) -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|version| services.iter().any(|listed| listed == version.service()))
+    }
 }
 
 /// The entries of an answer in the order of the wire: the claim's UID, and its devices or its error.
@@ -190,11 +202,7 @@ impl Client {
                     let request = v1beta1::NodePrepareResourcesRequest { claims: named!(v1beta1, claims) };
                     let mut client = v1beta1::dra_plugin_client::DraPluginClient::new(self.channel.clone());
                     let answer = client.node_prepare_resources(self.request(request)).await?;
-                    let entries = answer.into_inner().claims.into_iter().map(|entry| {
-                        let one = entry.value.unwrap_or_default();
-                        (entry.key, outcome(one.devices.into_iter().map(newer).collect(), one.error))
-                    });
-                    Ok(Answer(entries.collect()))
+                    Ok(prepared_v1beta1(answer.into_inner()))
                 }
             }
         };
@@ -223,20 +231,40 @@ impl Client {
     }
 
     /// A prepare whose messages have a field that this version of the API does not know.
-    pub(crate) async fn prepare_later(&self, claim: &ClaimRef) -> Result<Answer, Status> {
+    pub(crate) async fn prepare_later(&self, version: Version, claim: &ClaimRef) -> Result<Answer, Status> {
+        let later = "later".to_owned();
+        let ClaimRef { namespace, name, uid } = claim.clone();
+        let claims = vec![LaterClaim { namespace, uid, name, later: later.clone() }];
+        let request = LaterPrepare { claims, later };
         let call = async {
-            let later = "later".to_owned();
-            let ClaimRef { namespace, name, uid } = claim.clone();
-            let claims = vec![LaterClaim { namespace, uid, name, later: later.clone() }];
-            let mut client = tonic::client::Grpc::new(self.channel.clone());
-            client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
-            let codec = tonic_prost::ProstCodec::<LaterPrepare, v1::NodePrepareResourcesResponse>::default();
-            let path = "/k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin/NodePrepareResources";
-            let path = tonic::codegen::http::uri::PathAndQuery::from_static(path);
-            let request = self.request(LaterPrepare { claims, later });
-            Ok(prepared(client.unary(request, path, codec).await?.into_inner()))
+            match version {
+                Version::V1 => self.unary("v1", request).await.map(prepared),
+                Version::V1beta1 => self.unary("v1beta1", request).await.map(prepared_v1beta1),
+            }
         };
-        self.logged("NodePrepareResources V1 with field 99", std::slice::from_ref(claim), call).await
+        let what = format!("NodePrepareResources {version:?} with field 99");
+        self.logged(&what, std::slice::from_ref(claim), call).await
+    }
+
+    /// One call of `NodePrepareResources` of a version, by the name that its package ends with.
+    async fn unary<T: prost::Message + Default + 'static>(
+        &self,
+        version: &str,
+        request: LaterPrepare,
+    ) -> Result<T, Status> {
+        let mut client = tonic::client::Grpc::new(self.channel.clone());
+        client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+        let path = format!("/k8s.io.kubelet.pkg.apis.dra.{version}.DRAPlugin/NodePrepareResources");
+        let path = path.parse().map_err(|_| Status::internal("the path of a call"))?;
+        let codec = tonic_prost::ProstCodec::<LaterPrepare, T>::default();
+        Ok(client.unary(self.request(request), path, codec).await?.into_inner())
+    }
+
+    /// Unprepares one claim by a version.
+    pub(crate) async fn unprepare_one_by(&self, version: Version, claim: &ClaimRef) -> Result<()> {
+        let answer = self.unprepare_by(version, std::slice::from_ref(claim)).await;
+        let answer = answer.map_err(|status| failed(&format!("unprepare by {version:?}"), &status))?;
+        answer.of(claim).map(drop).with_context(|| format!("unprepare by {version:?}"))
     }
 
     /// Prepares one claim.
@@ -285,6 +313,14 @@ fn prepared(answer: v1::NodePrepareResourcesResponse) -> Answer {
     let entries = answer.claims.into_iter().map(|entry| {
         let one = entry.value.unwrap_or_default();
         (entry.key, outcome(one.devices, one.error))
+    });
+    Answer(entries.collect())
+}
+
+fn prepared_v1beta1(answer: v1beta1::NodePrepareResourcesResponse) -> Answer {
+    let entries = answer.claims.into_iter().map(|entry| {
+        let one = entry.value.unwrap_or_default();
+        (entry.key, outcome(one.devices.into_iter().map(newer).collect(), one.error))
     });
     Answer(entries.collect())
 }

@@ -83,21 +83,29 @@ async fn prepare_twice_files(node: &mut TestNode, _: &Facts) -> Result<Outcome> 
     Ok(Outcome::Passed)
 }
 
-/// A claim of which no driver has heard.
-fn unknown() -> ClaimRef {
-    ClaimRef::new(NAMESPACE, "never", "99999999-0000-4000-8000-000000000000")
+/// A claim of which no driver has heard; each number has another.
+fn unknown(number: usize) -> ClaimRef {
+    ClaimRef::new(NAMESPACE, &format!("never-{number}"), &format!("99999999-0000-4000-8000-{number:012}"))
 }
 
 async fn unprepare_unknown(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await?;
-    plugin.client.unprepare(&unknown()).await?;
+    // A driver may know a claim that it has unprepared.
+    for (number, version) in plugin.versions().enumerate() {
+        plugin.client.unprepare_one_by(version, &unknown(number)).await?;
+    }
     Ok(Outcome::Passed)
 }
 
 async fn unprepare_twice(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
-    let (plugin, claim, _) = prepared(node).await?;
-    plugin.client.unprepare(&claim).await?;
-    plugin.client.unprepare(&claim).await.context("the second time")?;
+    let plugin = node.begin().await?;
+    let devices = node.devices(&plugin).await?;
+    for version in plugin.versions() {
+        let claim = node.claim(&plugin, &devices[0]);
+        plugin.client.prepare(&claim).await?;
+        plugin.client.unprepare_one_by(version, &claim).await?;
+        plugin.client.unprepare_one_by(version, &claim).await.context("the second time")?;
+    }
     Ok(Outcome::Passed)
 }
 
@@ -156,7 +164,7 @@ async fn unknown_after_restart(node: &mut TestNode, _: &Facts) -> Result<Outcome
     let (plugin, claim, _) = prepared(node).await?;
     plugin.client.unprepare(&claim).await?;
     let plugin = node.restart().await?;
-    plugin.client.unprepare(&unknown()).await?;
+    plugin.client.unprepare(&unknown(0)).await?;
     plugin.client.unprepare(&claim).await.context("the second time, after a restart")?;
     Ok(Outcome::Passed)
 }

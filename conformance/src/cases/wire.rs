@@ -9,8 +9,8 @@ use tonic::Code;
 use super::{Facts, level};
 use crate::published::DeviceId;
 use crate::report::Outcome;
-use crate::test_node::{REQUEST, TestNode, get_info};
-use crate::wire::{Version, failed};
+use crate::test_node::{Plugin, REQUEST, TestNode, get_info};
+use crate::wire::failed;
 use nodedock_model::{DriverName, is_cdi_qualified_name};
 use nodedock_stand_ins::kubelet::ClaimRef;
 
@@ -54,13 +54,12 @@ async fn services(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await?;
     let listed = &plugin.services;
     ensure!(listed.iter().any(|service| service == "v1.DRAPlugin"), "{listed:?} does not have v1.DRAPlugin");
-    for (version, service) in Version::ALL {
-        if listed.iter().any(|listed| listed == service)
-            && let Err(status) = plugin.client.prepare_by(version, &[]).await
-        {
+    for version in plugin.versions() {
+        if let Err(status) = plugin.client.prepare_by(version, &[]).await {
             ensure!(
                 status.code() != Code::Unimplemented,
-                "{service} is listed and not served: {}",
+                "{} is listed and not served: {}",
+                version.service(),
                 status.message()
             );
         }
@@ -92,17 +91,15 @@ async fn notified(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 
 async fn empty(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await?;
-    for (version, service) in Version::ALL {
-        if !plugin.services.iter().any(|listed| listed == service) {
-            continue;
-        }
+    for version in plugin.versions() {
         let prepared =
             plugin.client.prepare_by(version, &[]).await.map_err(|status| failed("prepare", &status))?;
         let unprepared =
             plugin.client.unprepare_by(version, &[]).await.map_err(|status| failed("unprepare", &status))?;
         ensure!(
             prepared.0.is_empty() && unprepared.0.is_empty(),
-            "{service} answers for claims that were not asked for"
+            "{} answers for claims that were not asked for",
+            version.service()
         );
     }
     Ok(Outcome::Passed)
@@ -129,8 +126,10 @@ async fn unknown_fields(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
     let plugin = node.begin().await?;
     let devices = node.devices(&plugin).await?;
     let claim = node.claim(&plugin, &devices[0]);
-    let answer = plugin.client.prepare_later(&claim).await.map_err(|status| failed("prepare", &status))?;
-    answer.of(&claim)?;
+    for version in plugin.versions() {
+        let answer = plugin.client.prepare_later(version, &claim).await;
+        answer.map_err(|status| failed(&format!("prepare by {version:?}"), &status))?.of(&claim)?;
+    }
     Ok(Outcome::Passed)
 }
 
@@ -192,56 +191,66 @@ async fn cdi_files(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 }
 
 /// Claims for different devices, at most three.
-async fn several(node: &mut TestNode) -> Result<(crate::test_node::Plugin, Vec<ClaimRef>)> {
-    let plugin = node.begin().await?;
-    let devices = node.devices(&plugin).await?;
-    let claims = devices.iter().take(3).map(|device| node.claim(&plugin, device)).collect();
-    Ok((plugin, claims))
+async fn several(node: &mut TestNode, plugin: &Plugin) -> Result<Vec<ClaimRef>> {
+    let devices = node.devices(plugin).await?;
+    Ok(devices.iter().take(3).map(|device| node.claim(plugin, device)).collect())
 }
 
 async fn batch(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
-    let (plugin, claims) = several(node).await?;
-    let prepared =
-        plugin.client.prepare_by(Version::V1, &claims).await.map_err(|status| failed("prepare", &status))?;
-    let unprepared = plugin
-        .client
-        .unprepare_by(Version::V1, &claims)
-        .await
-        .map_err(|status| failed("unprepare", &status))?;
-    for (call, answer) in [("prepare", prepared), ("unprepare", unprepared)] {
-        for claim in &claims {
-            let is_there = answer.0.iter().any(|(uid, _)| *uid == claim.uid);
-            ensure!(is_there, "the answer of {call} has no entry for claim {} ({})", claim.name, claim.uid);
+    let plugin = node.begin().await?;
+    for version in plugin.versions() {
+        let claims = several(node, &plugin).await?;
+        let call = |call: &str| format!("{call} by {version:?}");
+        let prepared = plugin.client.prepare_by(version, &claims).await;
+        let prepared = prepared.map_err(|status| failed(&call("prepare"), &status))?;
+        let unprepared = plugin.client.unprepare_by(version, &claims).await;
+        let unprepared = unprepared.map_err(|status| failed(&call("unprepare"), &status))?;
+        for (call, answer) in [(call("prepare"), prepared), (call("unprepare"), unprepared)] {
+            for claim in &claims {
+                let is_there = answer.0.iter().any(|(uid, _)| *uid == claim.uid);
+                ensure!(
+                    is_there,
+                    "the answer of {call} has no entry for claim {} ({})",
+                    claim.name,
+                    claim.uid
+                );
+            }
         }
     }
     Ok(Outcome::Passed)
 }
 
 async fn batch_strangers(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
-    let (plugin, claims) = several(node).await?;
-    let prepared =
-        plugin.client.prepare_by(Version::V1, &claims).await.map_err(|status| failed("prepare", &status))?;
-    let mut known = BTreeSet::new();
-    for (uid, _) in &prepared.0 {
-        ensure!(
-            claims.iter().any(|claim| claim.uid == *uid),
-            "the answer has claim {uid}, which was not asked for"
-        );
-        ensure!(known.insert(uid), "the answer has claim {uid} twice");
+    let plugin = node.begin().await?;
+    let claims = several(node, &plugin).await?;
+    for version in plugin.versions() {
+        let prepared = plugin.client.prepare_by(version, &claims).await;
+        let prepared = prepared.map_err(|status| failed(&format!("prepare by {version:?}"), &status))?;
+        let mut known = BTreeSet::new();
+        for (uid, _) in &prepared.0 {
+            ensure!(
+                claims.iter().any(|claim| claim.uid == *uid),
+                "the answer of {version:?} has claim {uid}, which was not asked for"
+            );
+            ensure!(known.insert(uid), "the answer of {version:?} has claim {uid} twice");
+        }
     }
     Ok(Outcome::Passed)
 }
 
 async fn batch_independent(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
-    let (plugin, claims) = several(node).await?;
+    let plugin = node.begin().await?;
+    let claims = several(node, &plugin).await?;
     let pool = node.devices(&plugin).await?.swap_remove(0).pool;
     let unknown = node.claim(&plugin, &DeviceId { pool, name: "no-such-device".to_owned() });
     let call: Vec<ClaimRef> = std::iter::once(unknown).chain(claims.iter().cloned()).collect();
-    let answer = plugin.client.prepare_by(Version::V1, &call).await;
-    let answer =
-        answer.map_err(|status| failed("prepare with a claim for a device that does not exist", &status))?;
-    for claim in &claims {
-        answer.of(claim).context("beside a claim for a device that does not exist")?;
+    for version in plugin.versions() {
+        let when = || format!("prepare by {version:?} with a claim for a device that does not exist");
+        let answer = plugin.client.prepare_by(version, &call).await;
+        let answer = answer.map_err(|status| failed(&when(), &status))?;
+        for claim in &claims {
+            answer.of(claim).with_context(when)?;
+        }
     }
     Ok(Outcome::Passed)
 }

@@ -194,6 +194,11 @@ impl Driver {
         std::fs::read_to_string(self.state.marker("boot", uid)).is_ok_and(|of| of == boot())
     }
 
+    /// Whether the claim is prepared, or this process has unprepared it.
+    pub(crate) fn knows(&self, claim: &Claim) -> bool {
+        self.state.get(&claim.uid).is_some() || has(&self.claims.unprepared, &claim.uid)
+    }
+
     /// Whether this process has had a call for a claim.
     fn has_seen_a_claim(&self) -> bool {
         let is_empty =

@@ -44,6 +44,7 @@ faults! {
     OtherAnswerTheSecondTime => "idempotency.prepare-twice",
     SecondPrepareRemovesTheFile => "idempotency.prepare-twice-files",
     RefusesToUnprepareTheUnknown => "idempotency.unprepare-unknown",
+    V1beta1RefusesToUnprepareTheUnknown => "idempotency.unprepare-unknown",
     RefusesTheSecondUnprepare => "idempotency.unprepare-twice",
     LeavesTheFile => "idempotency.unprepare-files",
     UnprepareReadsTheClaim => "idempotency.unprepare-without-object",

@@ -166,7 +166,11 @@ macro_rules! dra_version {
                 use dra::$version::{NodeUnprepareResourceResponse, NodeUnprepareResourcesResponse};
                 let claim =
                     |c: dra::$version::Claim| Claim { namespace: c.namespace, name: c.name, uid: c.uid };
-                let claims = request.into_inner().claims.into_iter().map(claim).collect();
+                let claims: Vec<Claim> = request.into_inner().claims.into_iter().map(claim).collect();
+                let is_strict = $is_old && self.0.has(Fault::V1beta1RefusesToUnprepareTheUnknown);
+                if is_strict && !claims.iter().all(|claim| self.0.knows(claim)) {
+                    return Err(Status::not_found("the claim is not known"));
+                }
                 let entries = self.answer(false, claims).await?;
                 let one = |(uid, done): (String, Result<Vec<Prepared>, String>)| {
                     (uid, NodeUnprepareResourceResponse { error: done.err().unwrap_or_default() })
