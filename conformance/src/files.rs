@@ -97,11 +97,35 @@ pub(crate) fn set_writable(directory: &Path, is_writable: bool) -> Result<()> {
     set(directory)?;
     for entry in std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))? {
         let path = entry?.path();
-        match path.is_dir() && !path.is_symlink() {
-            true => set_writable(&path, is_writable)?,
-            false if path.is_file() => set(&path)?,
-            false => {}
+        let kind = std::fs::symlink_metadata(&path)?.file_type();
+        if kind.is_dir() {
+            set_writable(&path, is_writable)?;
+        } else if kind.is_file() {
+            set(&path)?;
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_are_set_below_a_directory_and_not_behind_links() {
+        let [directory, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let [inner, outer] = [directory.path().join("a/b"), other.path().join("c")];
+        std::fs::create_dir(directory.path().join("a")).unwrap();
+        std::fs::write(&inner, "").unwrap();
+        std::fs::write(&outer, "").unwrap();
+        std::os::unix::fs::symlink(&outer, directory.path().join("link")).unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let before = mode(&outer);
+        for (is_writable, expected) in [(false, 0o500), (true, 0o700)] {
+            set_writable(directory.path(), is_writable).unwrap();
+            assert_eq!([directory.path(), &inner].map(mode), [expected; 2]);
+            assert_eq!(mode(&outer), before);
+        }
+        assert!(set_writable(&directory.path().join("none"), true).is_err());
+    }
 }

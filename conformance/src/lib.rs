@@ -35,11 +35,11 @@ const CASE_MAX: Duration = Duration::from_secs(600);
 pub enum Target {
     /// It is started for each case.
     Program(Program),
-    /// It runs already, or is started by hand.
+    /// A DRA driver that runs already, or is started by hand.
     Running(Running),
 }
 
-/// A driver that others start.
+/// A DRA driver that others start.
 #[derive(Debug, Clone)]
 pub struct Running {
     /// A kubelet's directory: `plugins_registry`, with the driver's registration sockets, is below it.

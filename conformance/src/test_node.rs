@@ -42,6 +42,8 @@ const NOTIFY: Duration = Duration::from_secs(5);
 const REQUESTS_SHOWN: usize = 40;
 /// Of the driver's output, the last lines are shown.
 const LINES_SHOWN: usize = 100;
+/// Of the unprepares of all claims of a case, after it.
+const RELEASE: Duration = Duration::from_secs(60);
 /// Until a driver has ended after SIGTERM.
 pub(crate) const STOP: Duration = Duration::from_secs(10);
 
@@ -76,6 +78,8 @@ pub(crate) struct TestNode {
     boot: usize,
     /// The words before the driver's command since the last reboot.
     in_boot: Vec<String>,
+    /// The state directory has the modes of one that cannot be written, nor be deleted by its owner.
+    is_read_only: bool,
     started: usize,
     claims: usize,
     made: Vec<ClaimRef>,
@@ -106,6 +110,7 @@ impl TestNode {
             output: Output::default(),
             boot: 0,
             in_boot: Vec::new(),
+            is_read_only: false,
             started: 0,
             claims: 0,
             made: Vec::new(),
@@ -205,6 +210,7 @@ impl TestNode {
     /// Starts the driver with a state directory that it cannot write. Answers why that is not possible here.
     pub(crate) async fn start_read_only(&mut self) -> Result<Option<String>> {
         if !rustix::process::geteuid().is_root() {
+            self.is_read_only = true;
             files::set_writable(&self.state(), false)?;
             return self.start().map(|()| None);
         }
@@ -215,8 +221,10 @@ impl TestNode {
     }
 
     /// Ends what [`TestNode::start_read_only`] did to the state directory.
-    pub(crate) fn make_writable(&self) -> Result<()> {
-        files::set_writable(&self.state(), true)
+    pub(crate) fn make_writable(&mut self) -> Result<()> {
+        files::set_writable(&self.state(), true)?;
+        self.is_read_only = false;
+        Ok(())
     }
 
     /// Waits until the driver has registered, or has ended: then `None`.
@@ -528,15 +536,17 @@ impl TestNode {
         Some(self.dir.path().join(cache))
     }
 
-    /// Unprepares the claims of a case with a driver that lives on, and forgets what was exchanged.
+    /// Unprepares the claims of a case with a driver that lives on, as far as time allows, and forgets what was exchanged.
     pub(crate) async fn release(&mut self) {
         let claims = std::mem::take(&mut self.made);
-        if let Ok(plugin) = self.look_for(None).await {
+        let release = async {
+            let Ok(plugin) = self.look_for(None).await else { return };
             for claim in claims {
                 // Another case is about a refusal.
                 let _ = plugin.client.unprepare(&claim).await;
             }
-        }
+        };
+        let _ = tokio::time::timeout(RELEASE, release).await;
         self.log.take();
     }
 
@@ -552,6 +562,15 @@ impl TestNode {
         let from = output.len().saturating_sub(LINES_SHOWN);
         lines.extend(output[from..].iter().map(|line| format!("driver: {line}")));
         lines
+    }
+}
+
+impl Drop for TestNode {
+    fn drop(&mut self) {
+        // It would be left otherwise. The driver may have removed it.
+        if self.is_read_only {
+            let _ = self.make_writable();
+        }
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use super::{conform, text};
+use nodedock_tests::places::beside;
+
+use super::{conform, of, outcomes, text};
 
 /// A process that has the word among its arguments; this one has it not.
 fn is_running(word: &str) -> bool {
@@ -58,6 +60,13 @@ async fn a_driver_that_does_not_come_up_is_reported_with_its_last_words() {
 #[tokio::test]
 async fn arguments_that_mean_nothing_are_refused_with_what_they_are() {
     let missing = Path::new("/nonexistent/driver.wasm");
+    let directory = tempfile::tempdir().expect("a directory");
+    let [large, small, grant] =
+        ["large.wasm", "small.wasm", "grant.yaml"].map(|name| directory.path().join(name));
+    for (file, bytes) in [(&large, (64 << 20) + 1), (&small, 8), (&grant, 64 << 20)] {
+        let file = std::fs::File::create(file).expect("a new file");
+        file.set_len(bytes).expect("it takes no room");
+    }
     for (args, code, expected) in [
         (vec!["--exec", "driver {stat}"], 2, "{stat} stands for nothing"),
         (vec!["--exec", "driver 'a"], 2, "a quote that is not closed"),
@@ -69,7 +78,10 @@ async fn arguments_that_mean_nothing_are_refused_with_what_they_are() {
         (vec!["--exec", "true", "--slices-timeout", "0"], 2, "--slices-timeout"),
         (vec!["--exec", "true", "--socket-dir", "/tmp"], 2, "cannot be used with"),
         (vec![text(missing)], 1, "read /nonexistent/driver.wasm"),
+        (vec![text(&large)], 1, "large.wasm is larger than 67108864 bytes"),
+        (vec![text(&small), "--grant", text(&grant)], 1, "grant.yaml is larger than "),
         (vec!["--socket-dir", "/tmp"], 2, "--driver <NAME>"),
+        (vec!["--socket-dir", "/tmp", "--driver", "a.example.com/b"], 2, "--socket-dir is for DRA drivers"),
         (vec!["--socket-dir", "/nonexistent", "--driver", "a.example.com"], 1, "find /nonexistent"),
         (vec![], 2, "required"),
     ] {
@@ -82,6 +94,17 @@ async fn arguments_that_mean_nothing_are_refused_with_what_they_are() {
             output.status
         );
     }
+}
+
+#[tokio::test]
+async fn a_driver_of_another_name_does_not_register() {
+    let program = beside("native-null");
+    let command = format!("{} --registry-dir {{registry}} --plugins-dir {{plugins}}", text(&program));
+    let args = ["--exec", &command, "--driver", "other.example.com", "--start-timeout", "2"];
+    let (outcomes, report) = outcomes(&args).await;
+    assert_eq!(of(&outcomes, "failed"), ["wire.registers"]);
+    let why = report["verdicts"][0]["reason"].as_str().expect("a reason");
+    assert!(why.contains(r#"the driver's name is "null.example.com", not "other.example.com""#), "{why}");
 }
 
 #[tokio::test]

@@ -6,10 +6,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 use nodedock_conformance::{Options, Outcome, PLACEHOLDERS, Program, Running, Target, Verdict};
+use nodedock_model::limit;
 use serde_json::Value;
 
-use super::CliError;
 use super::output::{print_text, printable};
+use super::{CliError, driver};
 
 /// Until a WebAssembly driver is compiled and has registered: one of 18 MB is compiled for some ten seconds.
 const WASM_START_TIMEOUT: Duration = Duration::from_secs(120);
@@ -79,7 +80,7 @@ struct Subject {
     /// The command line of a native driver, with {NAME} in place of its directories; no shell reads it
     #[arg(long, value_name = "COMMAND")]
     exec: Option<String>,
-    /// A kubelet's directory, with the sockets of a driver that runs already in plugins_registry
+    /// A kubelet's directory, with the sockets of a DRA driver that runs already in plugins_registry; a device plugin is started by --exec
     #[arg(long, value_name = "DIR")]
     socket_dir: Option<PathBuf>,
     /// Print the cases as YAML, and run none
@@ -158,6 +159,10 @@ fn target(args: &ConformArgs) -> Result<Target> {
         };
     }
     if let Some(directory) = &args.subject.socket_dir {
+        if let Some(name) = args.driver.as_deref().filter(|name| name.contains('/')) {
+            let message = format!("{name} is an extended resource, and --socket-dir is for DRA drivers");
+            return Err(CliError::usage(message, "start a device plugin by --exec").into());
+        }
         let kubelet = directory.canonicalize().with_context(|| format!("find {}", directory.display()))?;
         return Ok(Target::Running(Running { kubelet, kubeconfig: args.write_kubeconfig.clone() }));
     }
@@ -170,14 +175,14 @@ fn daemon_with(file: &Path, args: &ConformArgs) -> Result<Program> {
     let stem =
         file.file_stem().and_then(|stem| stem.to_str()).context("the driver's file has no name in UTF-8")?;
     let beside = |kind: &str| Some(file.with_extension(format!("{kind}.yaml"))).filter(|path| path.is_file());
-    let mut files = vec![(format!("{stem}.wasm"), file.to_owned())];
+    let mut files = vec![(format!("{stem}.wasm"), file.to_owned(), limit::DRIVER_FILE_BYTES_MAX)];
     let grant = args.grant.clone().or_else(|| beside("grant"));
     let config = args.config.clone().or_else(|| beside("config"));
-    files.extend(grant.map(|path| (format!("{stem}.grant.yaml"), path)));
-    files.extend(config.map(|path| (format!("{stem}.config.yaml"), path)));
-    let read = |(name, path): (String, PathBuf)| {
-        let content = std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
-        Ok((Path::new("var/lib/nodedock/drivers").join(name), content))
+    for (path, kind) in [(grant, "grant"), (config, "config")] {
+        files.extend(path.map(|path| (format!("{stem}.{kind}.yaml"), path, limit::SIDE_FILE_BYTES_MAX)));
+    }
+    let read = |(name, path, bytes_max): (String, PathBuf, u64)| {
+        Ok((Path::new("var/lib/nodedock/drivers").join(name), driver::read(&path, bytes_max)?))
     };
     let files = files.into_iter().map(read).collect::<Result<_>>()?;
     let program = std::env::current_exe().context("find this program")?;
