@@ -10,14 +10,20 @@ use tokio::task::JoinSet;
 
 use super::{all_pass, conform, of, outcomes, text};
 
+const DRIVER: &str = "faulty-driver";
+const PLUGIN: &str = "faulty-device-plugin";
 /// Runs at once: they wait most of the time.
 const AT_ONCE: usize = 12;
 /// Runs without a fault.
 const CLEAN_RUNS: usize = 5;
 
-/// The command line of the driver.
-fn command(fault: Option<&str>) -> String {
-    let program = beside("faulty-driver");
+/// The command line of the driver, or of the device plugin.
+fn command(program: &str, fault: Option<&str>) -> String {
+    if program == PLUGIN {
+        let fault = fault.map(|fault| format!(" --fault {fault}")).unwrap_or_default();
+        return format!("{} --device-plugins {{device-plugins}}{fault}", text(&beside(program)));
+    }
+    let program = beside(program);
     let mut command =
         format!("{} --registry {{registry}} --plugins {{plugins}} --cdi {{cdi}}", text(&program));
     command.push_str(" --state {state} --kubeconfig {kubeconfig} --node {node}");
@@ -38,18 +44,22 @@ fn args(command: &str) -> [&str; 11] {
     ["--exec", command, "--admin-access", d, first, d, second, call, "5", start, "10"]
 }
 
-/// Each fault with its case.
-async fn faults() -> Vec<(String, String)> {
-    let output =
-        tokio::process::Command::new(beside("faulty-driver")).arg("list").output().await.expect("it starts");
-    let list = String::from_utf8(output.stdout).expect("text");
-    let line = |line: &str| line.split_once(' ').map(|(fault, case)| (fault.to_owned(), case.to_owned()));
-    list.lines().filter_map(line).collect()
+/// Each fault: its program, its name and its case.
+async fn faults() -> Vec<(&'static str, String, String)> {
+    let mut faults = Vec::new();
+    for program in [DRIVER, PLUGIN] {
+        let output = tokio::process::Command::new(beside(program)).arg("list").output().await;
+        let list = String::from_utf8(output.expect("it starts").stdout).expect("text");
+        let line =
+            |line: &str| line.split_once(' ').map(|(name, case)| (program, name.to_owned(), case.to_owned()));
+        faults.extend(list.lines().filter_map(line));
+    }
+    faults
 }
 
-/// Cases without a fault: the faulty driver is no device plugin, the stand-in of the API server refuses a taint that the case would find,
-/// and a server in Rust cannot see the fields that it does not know.
-const WITHOUT_FAULT: [&str; 3] = ["device-plugin.", "features.taints", "wire.unknown-fields"];
+/// Cases without a fault: the stand-in of the API server refuses a taint that the case would find, and a server in Rust cannot see the
+/// fields that it does not know.
+const WITHOUT_FAULT: [&str; 2] = ["features.taints", "wire.unknown-fields"];
 
 #[tokio::test]
 async fn every_case_has_a_fault_that_it_finds() {
@@ -58,9 +68,9 @@ async fn every_case_has_a_fault_that_it_finds() {
     let list = String::from_utf8(output.stdout).expect("text");
     let list: serde_json::Value = serde_saphyr::from_str(&list).expect("YAML");
     let ids = list.as_array().into_iter().flatten().filter_map(|case| case["id"].as_str());
-    let is_excepted = |id: &&str| WITHOUT_FAULT.iter().any(|except| id.starts_with(except));
+    let is_excepted = |id: &&str| WITHOUT_FAULT.contains(id);
     let unproven: Vec<_> =
-        ids.filter(|id| !is_excepted(id) && !faults.iter().any(|(_, case)| case == id)).collect();
+        ids.filter(|id| !is_excepted(id) && !faults.iter().any(|(_, _, case)| case == id)).collect();
     assert!(unproven.is_empty() && faults.len() >= 30, "{unproven:?}");
 }
 
@@ -69,22 +79,23 @@ async fn each_fault_is_found_by_its_case_alone_and_a_driver_without_one_passes_e
     let faults = faults().await;
     let turns = Arc::new(Semaphore::new(AT_ONCE));
     let mut runs = JoinSet::new();
-    let clean = (0..CLEAN_RUNS).map(|_| (None, None));
-    for (fault, case) in clean.chain(faults.into_iter().map(|(fault, case)| (Some(fault), Some(case)))) {
+    let clean = [DRIVER, PLUGIN].repeat(CLEAN_RUNS).into_iter().map(|program| (program, None));
+    let with_fault = faults.into_iter().map(|(program, fault, case)| (program, Some((fault, case))));
+    for (program, fault) in clean.chain(with_fault) {
         let turns = turns.clone();
         runs.spawn(async move {
             let _turn = turns.acquire_owned().await.expect("it is open");
-            let command = command(fault.as_deref());
+            let command = command(program, fault.as_ref().map(|(fault, _)| fault.as_str()));
             let (outcomes, report) = outcomes(&args(&command)).await;
-            (fault, case, outcomes, report)
+            (program, fault, outcomes, report)
         });
     }
     let mut wrong = Vec::new();
     let mut clean = BTreeSet::new();
     while let Some(run) = runs.join_next().await {
-        let (fault, case, outcomes, report) = run.expect("a run");
-        match (fault, case) {
-            (Some(fault), Some(case)) => {
+        let (program, fault, outcomes, report) = run.expect("a run");
+        match fault {
+            Some((fault, case)) => {
                 let found = of(&outcomes, "failed");
                 let needs_mounts = matches!(
                     case.as_str(),
@@ -98,21 +109,21 @@ async fn each_fault_is_found_by_its_case_alone_and_a_driver_without_one_passes_e
                     wrong.push(format!("{fault}: {case} is to find it, and {found:?} do: {failed:#?}"));
                 }
             }
-            _ => {
-                all_pass("the driver without a fault", &outcomes, &report);
+            None => {
+                all_pass(program, &outcomes, &report);
                 clean.insert(outcomes);
             }
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert_eq!(clean.len(), 1, "five runs have one outcome");
+    assert_eq!(clean.len(), 2, "five runs of a program have one outcome");
 }
 
 #[tokio::test]
 async fn a_failure_says_what_was_exchanged_and_the_reports_agree() {
     let directory = tempfile::tempdir().expect("a directory");
     let junit = directory.path().join("junit.xml");
-    let command = command(Some("refuses-empty-calls"));
+    let command = command(DRIVER, Some("refuses-empty-calls"));
     let options = ["--exec", &command, "--only", "wire.empty", "--junit", text(&junit)];
     let output = conform(&options).await;
     let shown = String::from_utf8(output.stdout).expect("text");
