@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use regex::Regex;
 use semver::Version;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_saphyr::Spanned;
 use sha2::{Digest, Sha256};
 
@@ -82,12 +82,12 @@ impl PartialEq for PathPatterns {
 
 impl Eq for PathPatterns {}
 
-/// What devices get whose ID matches a pattern.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// What devices get whose ID matches a pattern. Its serialized form is the entry of the file.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "RuleEntry", into = "RuleEntry")]
 pub struct AttributeRule {
+    entry: RuleEntry,
     pattern: Pattern,
-    /// An identity string, such as `pci:${address}`.
-    identity: Option<String>,
     attributes: BTreeMap<QualifiedName, AttributeSource>,
 }
 
@@ -112,7 +112,7 @@ enum AttributeSource {
 }
 
 /// The type of an attribute in the API.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum ValueType {
     #[default]
@@ -138,20 +138,24 @@ struct AdapterFile {
     paths: Option<Vec<Spanned<String>>>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct RuleEntry {
-    #[serde(rename = "match")]
+    #[serde(rename = "match", skip_serializing_if = "Option::is_none")]
     pattern: Option<String>,
+    /// An identity string, such as `pci:${address}`.
+    #[serde(skip_serializing_if = "Option::is_none")]
     identity: Option<String>,
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     attributes: BTreeMap<String, SourceEntry>,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct SourceEntry {
+    #[serde(skip_serializing_if = "Option::is_none")]
     value: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     sysfs: Option<String>,
     #[serde(default, rename = "type")]
     kind: ValueType,
@@ -187,9 +191,24 @@ impl Adapter {
         devices
     }
 
+    /// Returns the identity strings of the device with an ID. They depend on the ID alone, so a device that no list has any more has them too.
+    pub fn identity(&self, id: &str) -> Vec<String> {
+        let of_rule = |rule: &AttributeRule| {
+            let (template, groups) = (rule.entry.identity.as_deref()?, rule.pattern.0.captures(id)?);
+            let mut text = String::new();
+            groups.expand(template, &mut text);
+            Some(text).filter(|text| is_identity(text))
+        };
+        let found: BTreeSet<_> = self.rules.iter().filter_map(of_rule).collect();
+        found.into_iter().take(limit::IDENTITIES_MAX).collect()
+    }
+
     fn device(&self, listed: &PluginDevice, read: impl Fn(&str) -> Option<String>) -> Device {
-        let mut device = Device { numa_nodes: listed.numa_nodes.clone(), ..Device::default() };
-        let mut identity = BTreeSet::new();
+        let mut device = Device {
+            numa_nodes: listed.numa_nodes.clone(),
+            identity: self.identity(&listed.id),
+            ..Device::default()
+        };
         for rule in &self.rules {
             let Some(groups) = rule.pattern.0.captures(&listed.id) else { continue };
             let expand = |template: &str| {
@@ -197,7 +216,6 @@ impl Adapter {
                 groups.expand(template, &mut text);
                 text
             };
-            identity.extend(rule.identity.as_deref().map(expand).filter(|text| is_identity(text)));
             for (name, source) in &rule.attributes {
                 let (kind, text) = match source {
                     AttributeSource::Value(kind, template) => (kind, Some(expand(template))),
@@ -210,7 +228,6 @@ impl Adapter {
                 }
             }
         }
-        device.identity = identity.into_iter().take(limit::IDENTITIES_MAX).collect();
         let id = ValueType::String.value(&listed.id);
         if let Some(id) = id.filter(|_| device.attributes.len() < limit::ATTRIBUTES_MAX) {
             let name = QualifiedName::new(DEVICE_ID_ATTRIBUTE).expect("the name is one of the API");
@@ -252,7 +269,7 @@ impl AdapterFile {
             return Err(SideFileError::at(beyond, format!("devices has more than {RULES_MAX} entries")));
         }
         let rules = self.devices.iter().map(|entry| {
-            entry.value.check().map_err(|why| SideFileError::at(entry, format!("devices: {why}")))
+            entry.value.clone().check().map_err(|why| SideFileError::at(entry, format!("devices: {why}")))
         });
         let paths = self.paths.map(|entries| globs("paths", entries, Shape::Absolute)).transpose()?;
         let paths = paths.map(PathPatterns::new).transpose();
@@ -268,7 +285,7 @@ impl AdapterFile {
 }
 
 impl RuleEntry {
-    fn check(&self) -> Result<AttributeRule, String> {
+    fn check(self) -> Result<AttributeRule, String> {
         let pattern = self.pattern.as_deref().unwrap_or("(?s).*");
         let pattern = whole_value(pattern).map_err(|why| format!("match: {why}"))?;
         if self.identity.is_none() && self.attributes.is_empty() {
@@ -292,7 +309,21 @@ impl RuleEntry {
             Ok((name, source))
         };
         let attributes = self.attributes.iter().map(attribute).collect::<Result<_, _>>()?;
-        Ok(AttributeRule { identity: self.identity.clone(), attributes, pattern: Pattern(pattern) })
+        Ok(AttributeRule { entry: self, attributes, pattern: Pattern(pattern) })
+    }
+}
+
+impl TryFrom<RuleEntry> for AttributeRule {
+    type Error = String;
+
+    fn try_from(entry: RuleEntry) -> Result<Self, String> {
+        entry.check()
+    }
+}
+
+impl From<AttributeRule> for RuleEntry {
+    fn from(rule: AttributeRule) -> Self {
+        rule.entry
     }
 }
 

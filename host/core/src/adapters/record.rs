@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use nodedock_base::conditions::Conditions;
 use nodedock_base::file;
-use nodedock_model::{DriverName, ExtendedResource, PoolName, Problem, ProblemCode};
+use nodedock_model::{AttributeRule, DriverName, ExtendedResource, PoolName, Problem, ProblemCode};
 
 const VERSION: u32 = 1;
 /// Bytes of the file: ten thousand devices of each of a hundred resources.
@@ -33,6 +33,9 @@ pub(super) struct AdapterRecord {
     /// The paths that the adapter allows, for a start at which its file cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) paths: Option<Vec<String>>,
+    /// The rules of the adapter, for such a start: without them other drivers could have the same hardware.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) rules: Vec<AttributeRule>,
     /// It is disabled, and the kubelet's device manager alone offers its devices.
     #[serde(default)]
     pub(super) is_returned: bool,
@@ -56,6 +59,7 @@ impl AdapterRecord {
             pool,
             enabled: None,
             paths: None,
+            rules: Vec::new(),
             is_returned: false,
             is_taken_over: false,
             held: BTreeSet::new(),

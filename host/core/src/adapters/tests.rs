@@ -443,9 +443,17 @@ async fn an_adapter_beside_another_is_recorded_before_it_has_claims() {
 #[tokio::test]
 async fn an_adapter_whose_file_cannot_be_read_stays_as_it_was() {
     let home = Home::new();
-    drop(home.start(vec![entry()], true));
+    let rules =
+        "devices: [{ match: '(?<n>[a-z])', identity: 'bus:${n}', attributes: { n: { value: '${n}' } } }]";
+    let text = format!("resource: {RESOURCE}\ndriver: {DRIVER}\npool: things\n{rules}\n");
+    let before = home.start(vec![entry_with(&text)], true);
     let unread = AdapterEntries { entries: Vec::new(), is_incomplete: true };
+    drop(home.load(unread.clone(), true, &[], &[]));
     let run = home.load(unread.clone(), true, &[], &[]);
+    // Without the identity another driver could give the same hardware to a pod.
+    let rules = |run: &Run| run.adapters.state().adapted[&resource()].adapter.rules.clone();
+    assert!(rules(&before).len() == 1 && rules(&before) == rules(&run));
+    assert_eq!(run.adapters.state().adapted[&resource()].adapter.identity("b"), ["bus:b"]);
     let view = run.adapters.list().remove(0);
     assert!(view.enabled && !view.is_removed && run.adapters.disabled().is_empty());
     run.adapters.set_enabled(DRIVER, false).await.unwrap();
@@ -514,6 +522,51 @@ async fn two_adapters_of_one_resource_or_driver_and_a_taken_name_are_conditions_
     };
     tokio::time::timeout(Duration::from_secs(5), served).await.unwrap();
     run.until_published(&[("a", HEALTHY)]).await;
+}
+
+/// A copy of the file, first by its name and with another resource, took the driver's name from the adapter that had claims: its plugin was
+/// offered as a device plugin while pods had its devices.
+#[tokio::test]
+async fn a_driver_of_the_record_is_of_no_other_resource_while_it_has_claims_or_a_file() {
+    let home = Home::new();
+    drop(home.start(vec![entry()], false));
+    let copy = || AdapterEntry {
+        source: "/Copy of a.adapter.yaml".to_owned(),
+        ..entry_with(&format!("resource: example.com/other\ndriver: {DRIVER}\npool: things\n"))
+    };
+    let adapted = |run: &Run| {
+        let views = run.adapters.list().into_iter();
+        views.map(|view| (view.resource.to_string(), view.is_removed)).collect::<Vec<_>>()
+    };
+    let both = || vec![copy(), entry()];
+    for (entries, claimed, is_removed) in
+        [(both(), &[][..], false), (both(), &[DRIVER][..], false), (vec![copy()], &[DRIVER][..], true)]
+    {
+        let run = home.start_with(entries, false, &[], claimed);
+        assert_eq!(adapted(&run), [(RESOURCE.to_owned(), is_removed)]);
+        let condition = run.conditions.list().remove(0);
+        assert_eq!((run.codes().len(), condition.problem.code.as_str()), (1, "adapter-conflict"));
+        assert!(condition.problem.message.contains("/Copy of a"), "{:?}", condition.problem);
+        assert!(condition.problem.message.contains(RESOURCE), "{:?}", condition.problem);
+    }
+    // On a Kubernetes node slices may have it until the device manager does.
+    let run = home.start(vec![copy()], true);
+    assert_eq!(adapted(&run), [(RESOURCE.to_owned(), true)]);
+    run.adapters.set_returned(&[DRIVER.parse().unwrap()].into()).await.unwrap();
+    let run = home.start(vec![copy()], true);
+    assert_eq!((adapted(&run), run.codes().len()), (vec![("example.com/other".to_owned(), false)], 0));
+}
+
+#[tokio::test]
+async fn an_adapter_whose_file_is_refused_stays_as_it_was() {
+    let home = Home::new();
+    let of = |driver: &str| entry_with(&format!("resource: example.com/other\ndriver: {driver}\n"));
+    drop(home.start(vec![entry(), of("other.example.com")], false));
+    let run = home.start(vec![entry(), of(DRIVER)], false);
+    let views = run.adapters.list();
+    let drivers: Vec<_> = views.iter().map(|view| (view.driver.as_str(), view.is_removed)).collect();
+    assert_eq!(drivers, [("other.example.com", false), (DRIVER, false)]);
+    assert_eq!(run.codes(), ["adapter-conflict"]);
 }
 
 #[tokio::test]
