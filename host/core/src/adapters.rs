@@ -30,7 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
 use self::adapted::Adapted;
@@ -41,7 +41,7 @@ use crate::driver::{DeviceDriver, Driver, DriverIdentity, Published};
 use crate::hardware::Hardware;
 use crate::registry::{DriverState, Registry};
 use crate::standard_attributes::NumaNodeForm;
-use crate::sysfs::blocking::{SYSFS_THREADS_PER_DRIVER, blocking};
+use crate::sysfs::blocking::blocking;
 use crate::sysfs::{SysfsRoot, read_stuck};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::failpoint::{self, Point};
@@ -96,11 +96,7 @@ struct Shared {
     state: Mutex<State>,
     /// Writes of the record, one at a time.
     writing: tokio::sync::Mutex<()>,
-    /// Something may have to be published.
-    dirty: Notify,
     changes: watch::Sender<u64>,
-    /// Threads that read below `/sys`.
-    looks: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -144,9 +140,8 @@ impl Adapters {
             adapted.taken = taken.remove(resource).unwrap_or_default();
         }
         let state = Mutex::new(State { adapted, generations: 0 });
-        let (writing, dirty, changes) = Default::default();
-        let looks = Arc::new(Semaphore::new(SYSFS_THREADS_PER_DRIVER));
-        let adapters = Self(Arc::new(Shared { parts, state, writing, dirty, changes, looks }));
+        let (writing, changes) = Default::default();
+        let adapters = Self(Arc::new(Shared { parts, state, writing, changes }));
         adapters.write_at_start(&record);
         for resource in adapters.resources() {
             adapters.register(&resource);
@@ -171,11 +166,13 @@ impl Adapters {
         }
     }
 
-    /// Starts the task that publishes devices.
+    /// Starts the tasks that publish devices, one for each adapter: what one reads below `/sys` may hang.
     pub fn start(&self, tasks: &Tasks) {
-        let adapters = self.clone();
-        // What is not published is published after the next start.
-        tasks.spawn_until_stopped("adapters", async move { adapters.run().await });
+        for resource in self.resources() {
+            let adapters = self.clone();
+            // What is not published is published after the next start.
+            tasks.spawn_until_stopped("adapter", async move { adapters.run(&resource).await });
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -198,7 +195,6 @@ impl Adapters {
 
     fn changed(&self) {
         self.0.changes.send_modify(|count| *count += 1);
-        self.0.dirty.notify_one();
     }
 
     /// The plugin of a resource, while it is connected.
@@ -213,8 +209,12 @@ impl Adapters {
         state.generations += 1;
         let generation = state.generations;
         let adapted = state.adapted.get_mut(resource)?;
-        // The devices of the list before are not healthy until there is another one.
         adapted.plugin = Some((generation, plugin));
+        // The devices of the list before are not healthy until there is another one.
+        let since = adapted.left.as_ref().map_or_else(Instant::now, |(since, _)| *since);
+        let why =
+            format!("the device plugin of {resource} has registered, and has not listed its devices yet");
+        adapted.set_left(Some((since, why)));
         drop(state);
         self.changed();
         Some(generation)
@@ -227,31 +227,39 @@ impl Adapters {
         generation: u64,
         devices: BTreeMap<String, PluginDevice>,
     ) {
-        self.of_plugin(resource, generation, |adapted| {
-            (adapted.listed, adapted.left) = (Some(devices), None);
+        let is_current = self.of_plugin(resource, generation, |adapted| {
+            adapted.listed = Some(devices);
+            adapted.set_left(None);
         });
-        self.0.parts.conditions.clear(ProblemCode::AdapterWithoutPlugin, resource.as_str());
+        if is_current {
+            self.0.parts.conditions.clear(ProblemCode::AdapterWithoutPlugin, resource.as_str());
+        }
     }
 
     /// A plugin's stream or registration ended.
     pub fn left(&self, resource: &ExtendedResource, generation: u64, why: &Problem) {
         self.of_plugin(resource, generation, |adapted| {
             adapted.plugin = None;
-            adapted.left = Some((Instant::now(), why.message.clone()));
+            adapted.set_left(Some((Instant::now(), why.message.clone())));
         });
     }
 
-    /// Changes what is known by a registration, unless it was replaced.
-    fn of_plugin(&self, resource: &ExtendedResource, generation: u64, change: impl FnOnce(&mut Adapted)) {
+    /// Changes what is known by a registration. False: it was replaced.
+    fn of_plugin(
+        &self,
+        resource: &ExtendedResource,
+        generation: u64,
+        change: impl FnOnce(&mut Adapted),
+    ) -> bool {
         let mut state = self.state();
-        let Some(adapted) = state.adapted.get_mut(resource) else { return };
+        let Some(adapted) = state.adapted.get_mut(resource) else { return false };
         if adapted.plugin.as_ref().is_none_or(|(known, _)| *known != generation) {
-            return;
+            return false;
         }
         change(adapted);
-        adapted.is_dirty = true;
         drop(state);
         self.changed();
+        true
     }
 
     /// Takes what pods of the node API have. What they have by the plugins' IDs becomes only less, whichever of two calls comes first.
@@ -270,6 +278,17 @@ impl Adapters {
         if is_changed {
             self.changed();
         }
+    }
+
+    /// Identity strings of devices that pods have by the plugins' IDs, each with the resource and the ID: no claim has this hardware meanwhile.
+    pub fn held_identities(&self) -> BTreeMap<String, (ExtendedResource, String)> {
+        let state = self.state();
+        let of = |adapted: &Adapted| {
+            let resource = adapted.adapter.resource.clone();
+            let held = adapted.held_identities().into_iter();
+            held.map(|(identity, id)| (identity, (resource.clone(), id))).collect::<Vec<_>>()
+        };
+        state.adapted.values().flat_map(of).collect()
     }
 
     /// Whether pods of the node API have devices by a plugin's IDs.
@@ -408,47 +427,43 @@ impl Adapters {
         self.state().adapted.values().map(|adapted| adapted.view(self.0.parts.has_kubelet)).collect()
     }
 
-    async fn run(&self) {
+    async fn run(&self, resource: &ExtendedResource) {
         let mut freed = self.0.parts.registry.freed_changes();
+        let mut changes = self.changes();
         loop {
             freed.mark_unchanged();
-            let mut next = None;
-            for resource in self.resources() {
-                self.expire(&resource);
-                self.register(&resource);
-                if !self.publish(&resource).await {
-                    next = Some(Instant::now() + PUBLISH_RETRY);
-                }
-            }
-            let next = next.into_iter().chain(self.next_expiry()).min();
+            changes.mark_unchanged();
+            self.expire(resource);
+            self.register(resource);
+            let retry = (!self.publish(resource).await).then(|| Instant::now() + PUBLISH_RETRY);
+            let next = retry.into_iter().chain(self.expiry(resource)).min();
             tokio::select! {
                 // Whichever it was, the next round looks at everything.
-                () = self.0.dirty.notified() => {}
+                changed = changes.changed() => if changed.is_err() { return },
                 changed = freed.changed() => if changed.is_err() { return },
                 () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {}
             }
         }
     }
 
-    fn next_expiry(&self) -> Option<Instant> {
+    /// When the devices of a plugin that is gone are withdrawn.
+    fn expiry(&self, resource: &ExtendedResource) -> Option<Instant> {
         let state = self.state();
-        let waiting = state.adapted.values().filter(|adapted| !adapted.has_nothing());
-        waiting.filter_map(|adapted| Some(adapted.left.as_ref()?.0 + self.0.parts.grace)).min()
+        let adapted = state.adapted.get(resource).filter(|adapted| !adapted.is_expired)?;
+        Some(adapted.left.as_ref()?.0 + self.0.parts.grace)
     }
 
-    /// Withdraws the devices of a plugin that has been gone for long.
+    /// Withdraws the devices of a plugin that has been gone for long, or has not listed any since it registered.
     fn expire(&self, resource: &ExtendedResource) {
-        let mut state = self.state();
-        let Some(adapted) = state.adapted.get_mut(resource).filter(|adapted| !adapted.has_nothing()) else {
-            return;
-        };
-        let Some((since, why)) = &adapted.left else { return };
-        if Instant::now() < *since + self.0.parts.grace {
+        if self.expiry(resource).is_none_or(|at| Instant::now() < at) {
             return;
         }
+        let mut state = self.state();
+        let Some(adapted) = state.adapted.get_mut(resource) else { return };
+        let why = adapted.left.as_ref().map(|(_, why)| why.clone()).unwrap_or_default();
         let message =
             format!("the driver {} of {} has no devices: {why}", adapted.adapter.driver, adapted.source);
-        (adapted.listed, adapted.is_dirty) = (Some(BTreeMap::new()), true);
+        (adapted.listed, adapted.is_dirty, adapted.is_expired) = (Some(BTreeMap::new()), true, true);
         drop(state);
         let problem = Problem::unavailable(ProblemCode::AdapterWithoutPlugin, message);
         self.0.parts.conditions.set(resource.as_str(), problem);
@@ -510,18 +525,18 @@ impl Adapters {
 
     /// Publishes the devices of a list, once the devices that pods have from before are known. False: `/sys` cannot be read now.
     async fn publish(&self, resource: &ExtendedResource) -> bool {
-        let made = {
+        let (made, looks) = {
             let mut state = self.state();
             let Some(adapted) = state.adapted.get_mut(resource) else { return true };
             if adapted.refused.is_some() || !adapted.is_ready(self.0.parts.has_kubelet) || !adapted.is_dirty {
                 return true;
             }
             adapted.is_dirty = false;
-            adapted.material()
+            (adapted.material(), adapted.looks.clone())
         };
         let shared = self.0.clone();
         let look = move || Ok(made.publish(&shared.parts));
-        let published = match blocking(&self.0.looks, PUBLISH_WALL, read_stuck, look).await {
+        let published = match blocking(&looks, PUBLISH_WALL, read_stuck, look).await {
             Ok(published) => published,
             Err(problem) => {
                 tracing::warn!(%resource, %problem, "the devices of an adapter are not published yet");

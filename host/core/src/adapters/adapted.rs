@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 
 use super::AdapterView;
@@ -11,6 +11,7 @@ use super::material::Material;
 use super::record::AdapterRecord;
 use crate::driver::{DeviceDriver, Published};
 use crate::registry::Registry;
+use crate::sysfs::blocking::SYSFS_THREADS_PER_DRIVER;
 use nodedock_model::{Adapter, DeviceName, DriverKind, PluginDevice, device_id, device_name};
 
 /// An adapter and its plugin.
@@ -24,8 +25,10 @@ pub(super) struct Adapted {
     pub(super) plugin: Option<(u64, Arc<dyn DeviceDriver>)>,
     /// The last list, by ID. `None`: there was none since the start.
     pub(super) listed: Option<BTreeMap<String, PluginDevice>>,
-    /// Since when the plugin is not connected, and why.
+    /// Since when there is no list of a connected plugin, and why.
     pub(super) left: Option<(Instant, String)>,
+    /// Its list was withdrawn because of that.
+    pub(super) is_expired: bool,
     /// Devices that pods of the node API have by the plugin's IDs.
     pub(super) taken: BTreeSet<String>,
     pub(super) published: Option<watch::Sender<Arc<Published>>>,
@@ -34,6 +37,8 @@ pub(super) struct Adapted {
     pub(super) is_dirty: bool,
     /// One call of the plugin at a time, as a kubelet calls it.
     pub(super) calling: Arc<tokio::sync::Mutex<()>>,
+    /// Threads that read below `/sys`.
+    pub(super) looks: Arc<Semaphore>,
 }
 
 impl Adapted {
@@ -46,11 +51,13 @@ impl Adapted {
             is_removed,
             plugin: None,
             listed: None,
+            is_expired: false,
             taken: BTreeSet::new(),
             published: None,
             refused: None,
             is_dirty: true,
             calling: Arc::default(),
+            looks: Arc::new(Semaphore::new(SYSFS_THREADS_PER_DRIVER)),
         }
     }
 
@@ -62,9 +69,8 @@ impl Adapted {
         registry.kind(&self.adapter.driver) == Some(DriverKind::Adapter)
     }
 
-    /// Its list was withdrawn.
-    pub(super) fn has_nothing(&self) -> bool {
-        self.listed.as_ref().is_some_and(BTreeMap::is_empty)
+    pub(super) fn set_left(&mut self, left: Option<(Instant, String)>) {
+        (self.left, self.is_expired, self.is_dirty) = (left, false, true);
     }
 
     pub(super) fn is_ready(&self, has_kubelet: bool) -> bool {
@@ -73,6 +79,29 @@ impl Adapted {
 
     pub(super) fn held(&self) -> BTreeSet<String> {
         self.taken.union(&self.record.held).cloned().collect()
+    }
+
+    /// Identity strings of the devices that are held, each with an ID.
+    pub(super) fn held_identities(&self) -> BTreeMap<String, String> {
+        let of = |id: &String| {
+            let id = id.clone();
+            self.adapter.identity(&id).into_iter().map(move |identity| (identity, id.clone()))
+        };
+        self.taken.iter().chain(&self.record.held).flat_map(of).collect()
+    }
+
+    /// The ID by which a pod has the device of an ID, or its hardware, from the time before the adapter.
+    pub(super) fn holder<'a>(
+        &self,
+        id: &'a str,
+        identities: &'a BTreeMap<String, String>,
+    ) -> Option<&'a str> {
+        if self.taken.contains(id) || self.record.held.contains(id) {
+            return Some(id);
+        }
+        // Most plugins have none.
+        let identity = if identities.is_empty() { Vec::new() } else { self.adapter.identity(id) };
+        identity.iter().find_map(|identity| identities.get(identity)).map(String::as_str)
     }
 
     /// Why it offers no devices, as a sentence; empty: it does.
@@ -105,8 +134,8 @@ impl Adapted {
     }
 
     pub(super) fn material(&self) -> Material {
-        let held = self.held();
-        let listed = self.listed.iter().flatten().filter(|(id, _)| !held.contains(*id));
+        let identities = self.held_identities();
+        let listed = self.listed.iter().flatten().filter(|(id, _)| self.holder(id, &identities).is_none());
         Material {
             adapter: self.adapter.clone(),
             listed: listed.map(|(id, device)| (id.clone(), device.clone())).collect(),

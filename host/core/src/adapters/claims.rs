@@ -91,7 +91,7 @@ impl AdapterDriver {
                 format!("driver {driver} is the device plugin of {}, and waits: {waits_for}", self.resource);
             return Err(Problem::unavailable(ProblemCode::DriverNotServing, message));
         }
-        let held = adapted.held();
+        let identities = adapted.held_identities();
         let mut groups: Vec<Group<'a>> = Vec::new();
         for device in &claim.devices {
             let what = format!("device {}/{} of driver {driver}", device.pool, device.device);
@@ -109,9 +109,10 @@ impl AdapterDriver {
                 // A plugin that has just started may list it a moment later.
                 return Err(Problem::unavailable(ProblemCode::DeviceUnknown, message));
             };
-            if held.contains(&id) {
+            if let Some(held) = adapted.holder(&id, &identities) {
+                let same = if held == id { "" } else { ", which is the same hardware," };
                 let message = format!(
-                    "{what} is in use: a pod has {id:?} of {} from the time before the adapter",
+                    "{what} is in use: a pod has {held:?} of {}{same} from the time before the adapter",
                     self.resource
                 );
                 return Err(Problem::conflict(ProblemCode::DeviceHeld, message).with("device", &id));

@@ -211,6 +211,32 @@ async fn a_plugins_list_is_the_drivers_inventory_with_its_health() {
     assert_eq!((view.devices, view.is_connected, view.waits_for.as_str()), (1, true, ""));
 }
 
+/// A plugin without devices that died, and one that never listed any, had no condition for ever.
+#[tokio::test(start_paused = true)]
+async fn a_plugin_without_a_list_is_a_condition_that_says_whether_it_has_registered() {
+    let home = Home::new();
+    let run = home.start(vec![entry()], false);
+    let message = async |wanted: &str| {
+        // The clock is paused.
+        tokio::time::sleep(Duration::from_secs(301)).await;
+        let messages = run.conditions.list().into_iter().map(|condition| condition.problem.message);
+        let messages: Vec<_> = messages.collect();
+        assert!(messages.len() == 1 && messages[0].contains(wanted), "{messages:?}");
+        assert_eq!(run.codes(), ["adapter-without-plugin"]);
+    };
+    message("no device plugin has registered as example.com/thing").await;
+    let silent = run.adapters.arrived(&resource(), FakePlugin::new()).unwrap();
+    message("has registered, and has not listed its devices yet").await;
+    run.adapters.listed(&resource(), silent, BTreeMap::new());
+    run.until_published(&[]).await;
+    assert!(run.codes().is_empty());
+    run.adapters.left(&resource(), silent, &Problem::unavailable("gone", "its stream ended"));
+    message("its stream ended").await;
+    // A list of a registration that is gone says nothing.
+    run.adapters.listed(&resource(), silent, BTreeMap::new());
+    assert_eq!(run.codes(), ["adapter-without-plugin"]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_plugin_that_is_gone_leaves_unhealthy_devices_and_then_none() {
     let home = Home::new();
@@ -358,6 +384,42 @@ async fn devices_that_pods_have_by_the_plugins_ids_are_offered_when_they_are_fre
     run.adapters.set_allocations([&pooled].into_iter());
     run.until_published(&[("a", HEALTHY), ("b", HEALTHY)]).await;
     assert!(!run.adapters.has_taken());
+}
+
+/// A replica of a GPU was offered while a pod from before had another one, and the rules said that both are the same hardware.
+#[tokio::test]
+async fn hardware_that_pods_have_from_before_is_neither_offered_nor_prepared() {
+    let home = Home::new();
+    let rules = "devices: [{ match: '(?<uuid>gpu-[0-9])-[0-9]', identity: 'gpu:${uuid}' }]";
+    let text = format!("resource: {RESOURCE}\ndriver: {DRIVER}\npool: things\n{rules}\n");
+    let run = home.start_with(vec![entry_with(&text)], false, &[allocation(&["gpu-0-0"])], &[]);
+    run.plug(&FakePlugin::new(), &[("gpu-0-0", true), ("gpu-0-1", true), ("gpu-1-0", true)]);
+    run.until_published(&[("gpu-1-0", HEALTHY)]).await;
+    let held = [("gpu:gpu-0".to_owned(), (resource(), "gpu-0-0".to_owned()))];
+    assert_eq!(run.adapters.held_identities(), held.into());
+    let problem = run.prepare(claim(&[("r", "gpu-0-1")])).await.unwrap_err();
+    assert_eq!(problem.code, "device-held");
+    assert!(problem.message.contains("\"gpu-0-0\"") && problem.message.contains("the same hardware"));
+    run.prepare(claim(&[("r", "gpu-1-0")])).await.unwrap();
+    run.adapters.set_allocations([].into_iter());
+    run.until_published(&[("gpu-0-0", HEALTHY), ("gpu-0-1", HEALTHY), ("gpu-1-0", HEALTHY)]).await;
+    assert!(run.adapters.held_identities().is_empty());
+}
+
+/// One adapter that waited for a read from the kernel delayed the others by up to ten seconds each.
+#[tokio::test]
+async fn an_adapter_whose_reads_hang_delays_no_other() {
+    let home = Home::new();
+    let other = entry_with("resource: example.com/aaa\ndriver: aaa.example.com\n");
+    let run = home.start(vec![other, entry()], false);
+    let hanging: ExtendedResource = "example.com/aaa".parse().unwrap();
+    // Its threads wait for the kernel.
+    run.adapters.state().adapted.get_mut(&hanging).unwrap().looks = Arc::new(tokio::sync::Semaphore::new(0));
+    let registration = run.adapters.arrived(&hanging, FakePlugin::new()).unwrap();
+    run.adapters.listed(&hanging, registration, list(&[("a", true)]));
+    run.plug(&FakePlugin::new(), &[("a", true)]);
+    run.until_published(&[("a", HEALTHY)]).await;
+    assert!(run.adapters.state().adapted[&hanging].published.is_none());
 }
 
 #[tokio::test]

@@ -24,6 +24,7 @@
 pub(crate) mod calls;
 mod driver_changes;
 pub(crate) mod files;
+mod held_hardware;
 pub(crate) mod kubelet;
 pub mod machine;
 pub mod manifest;

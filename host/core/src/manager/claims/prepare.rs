@@ -9,12 +9,14 @@ use tokio::time::Instant;
 
 use super::calls::{CalledDriver, Callees, are_pure, prepared_by};
 use super::files::Nodes;
+use super::held_hardware;
 use super::machine::{self, DeviceFacts, DriverResult, Holder, PrepareEnd, PrepareRequest, PrepareStep};
 use super::metrics::PREPARE;
 use super::prepare_retry::{self, DriverRevision, FailedPrepare, Verdict};
 use super::source::check_bounds;
 use super::table::Undo;
 use super::{ClaimEnd, ClaimOutcome, unrendered};
+use crate::adapters::Adapters;
 use crate::cdi;
 use crate::checkpoint::Change;
 use crate::driver::Call;
@@ -263,7 +265,8 @@ impl Manager {
                 machine::check_devices(&record.allocation, name, &inventory.borrow().inventory)?;
             }
         }
-        Ok(())
+        let held = self.adapters().map(Adapters::held_identities).unwrap_or_default();
+        held_hardware::check(record, drivers, &held)
     }
 
     /// Commits the intents, unless the drivers are pure, calls the drivers and commits the results. `pod`: its record is updated.
