@@ -2,7 +2,7 @@
 //! in a call, 1.27 to 1.30).
 //!
 //! What its controller would have left in a claim for it, the resource handle, are the claim's opaque parameters. A plugin that lists its devices
-//! (`NodeListAndWatchResources`, 1.30) gets the names of the allocated ones, and the host publishes the list as a pool.
+//! (`NodeListAndWatchResources`, 1.30) gets its own names of the allocated ones, and the host publishes the list as a pool, with names that encode those.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,7 +25,7 @@ use nodedock_core::driver::{Call, ClaimDriver, DriverStats, Outcomes, Published,
 use nodedock_model::{
     AllocatedDevice, AttributeValue, Capacity, Device, DeviceAccess, DeviceName, DriverClaim,
     DriverClaimRecord, DriverName, Inventory, OpaqueConfig, Pool, PoolName, PreparedClaim, PreparedDevice,
-    Problem, ProblemCode, QualifiedName, is_cdi_qualified_name, limit, quantity,
+    Problem, ProblemCode, QualifiedName, device_id, device_name, is_cdi_qualified_name, limit, quantity,
 };
 
 const V1ALPHA3: &str = "v1alpha3.Node";
@@ -138,7 +138,7 @@ impl OldDraPlugin {
             vendor_request_parameters: raw(parameters(claim, Some(device))),
             allocation_result_model: Some(wire::AllocationResultModel {
                 named_resources: Some(wire::NamedResourcesAllocationResult {
-                    name: device.device.to_string(),
+                    name: own_name(&device.device),
                 }),
             }),
         };
@@ -324,25 +324,32 @@ async fn first_list(endpoint: &Path) -> Result<(Lists, wire::NodeListAndWatchRes
     Ok((stream, list))
 }
 
-/// The devices of a list as a pool. One without a DNS label as its name, and an attribute that the API has no room for, are left out.
+/// The devices of a list as a pool, each with the name that encodes the plugin's own. One whose name is too long for that, and an attribute that
+/// the API has no room for, are left out.
 fn published(driver: &DriverName, list: wire::NodeListAndWatchResourcesResponse) -> Published {
     let models = list.resources.into_iter().filter_map(|model| model.named_resources);
     let mut devices = BTreeMap::new();
     let mut dropped = 0;
     for instance in models.flat_map(|model| model.instances) {
-        match DeviceName::new(&instance.name) {
-            Ok(name) if devices.len() < limit::DEVICES_MAX => {
+        let name = device_name(&instance.name);
+        match device_id(&name) {
+            Some(_) if devices.len() < limit::DEVICES_MAX => {
                 drop(devices.insert(name, device(instance.attributes)))
             }
             _ => dropped += 1,
         }
     }
     if dropped > 0 {
-        tracing::warn!(%driver, dropped, "the driver lists devices whose names are no DNS labels, or too many");
+        tracing::warn!(%driver, dropped, "the driver lists devices whose names are too long, or too many");
     }
     let pool = Pool { devices, ..Pool::default() };
     let name = PoolName::new(POOL).expect("it is a DNS label");
     Published { inventory: Inventory { pools: [(name, pool)].into() }, ..Published::default() }
+}
+
+/// The plugin's own name of a device. Before names were encoded a claim had the name itself.
+fn own_name(name: &DeviceName) -> String {
+    device_id(name).unwrap_or_else(|| name.to_string())
 }
 
 fn device(attributes: Vec<wire::NamedResourcesAttribute>) -> Device {

@@ -268,6 +268,20 @@ async fn a_plugin_of_single_claims_is_called_for_each_and_asked_for_batches_once
     assert!(refused.message.contains("no more room") && refused.code == "driver-refused", "{refused}");
 }
 
+/// A device whose name has a dot was left out of the pool.
+#[tokio::test]
+async fn a_device_is_published_by_an_encoded_name_and_asked_for_by_the_plugins_own() {
+    let bench = Bench::new(Generation::V1alpha3, true).await;
+    let mut claim = claim("c");
+    claim.devices[0].device = "gpu--2e0".parse().unwrap();
+    // As a claim of the time before names were encoded may have it.
+    claim.devices[1].device = "dev--x".parse().unwrap();
+    let handle = bench.driver.handle(&claim);
+    let models = handle.results.into_iter().filter_map(|result| result.allocation_result_model);
+    let names: Vec<_> = models.filter_map(|model| Some(model.named_resources?.name)).collect();
+    assert_eq!(names, ["gpu.0", "dev--x"]);
+}
+
 #[test]
 fn parameters_of_a_class_are_those_of_the_claim_if_it_has_no_others() {
     let mut claim = claim("c");
@@ -340,7 +354,8 @@ async fn devices_that_a_plugin_lists_are_a_pool_and_follow_its_lists() {
         ("long", text(&"x".repeat(100))),
         ("odd", Value { version: Some("one".to_owned()), ..Value::default() }),
     ];
-    sender.send(Ok(listed(vec![instance("dev-0", facts), instance("NO LABEL", Vec::new())]))).await.unwrap();
+    let (subdomain, long) = (instance("gpu.0", Vec::new()), instance(&"a.".repeat(32), Vec::new()));
+    sender.send(Ok(listed(vec![instance("dev-0", facts), subdomain, long]))).await.unwrap();
     let name = DriverName::new(DRIVER).unwrap();
     let announced = Arc::new(std::sync::atomic::AtomicUsize::new(0));
     let count = announced.clone();
@@ -351,7 +366,8 @@ async fn devices_that_a_plugin_lists_are_a_pool_and_follow_its_lists() {
     let mut inventory = inventory.unwrap().unwrap();
     let published = inventory.borrow_and_update().clone();
     let (pool, devices) = published.inventory.pools.first_key_value().unwrap();
-    assert_eq!((pool.as_str(), devices.devices.len()), (POOL, 1));
+    let names: Vec<_> = devices.devices.keys().map(DeviceName::as_str).collect();
+    assert_eq!((pool.as_str(), names), (POOL, vec!["dev-0", "gpu--2e0"]));
     let device = devices.devices.first_key_value().unwrap().1;
     let attributes: Vec<_> = device.attributes.keys().map(ToString::to_string).collect();
     assert_eq!(attributes, ["cores", "driver.example.com/fast", "firmware", "model"]);
