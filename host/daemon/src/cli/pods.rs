@@ -59,12 +59,16 @@ pub(super) struct UnprepareArgs {
 }
 
 pub(super) async fn prepare(location: &Location, args: PrepareArgs) -> Result<()> {
-    let Objects { claims, pods } = match &args.pod {
+    let Objects { mut claims, pods } = match &args.pod {
         Some(pod) if !args.claim.is_empty() => compose_with(&args.namespace, pod, &args.claim)?,
         Some(pod) => compose(&args.namespace, pod, &args.device)?,
         None => read(&args.filename)?,
     };
     let mut client = connect(location).await?;
+    if args.device.len() > 1 {
+        let adapters = client.list_adapters(v1::ListAdaptersRequest {}).await?.into_inner().adapters;
+        join_requests(&mut claims, |driver| adapters.iter().any(|adapter| adapter.driver == driver.as_str()));
+    }
     let mut answers = Vec::with_capacity(pods.len());
     for pod in &pods {
         let of_pod = |claim: &&Claim| {
@@ -157,6 +161,18 @@ fn compose(namespace: &str, pod: &str, devices: &[String]) -> Result<Objects, Cl
     Ok(Objects { claims: vec![claim], pods: vec![request] })
 }
 
+/// Makes one request of all devices of each driver that is a device plugin. Such a plugin answers for the devices of a container together, often with one
+/// variable that names all of them.
+fn join_requests(claims: &mut [Claim], is_adapter: impl Fn(&DriverName) -> bool) {
+    for allocation in claims.iter_mut().filter_map(|claim| claim.allocation.as_mut()) {
+        let mut requests: BTreeMap<DriverName, String> = BTreeMap::new();
+        for device in allocation.devices.iter_mut().filter(|device| is_adapter(&device.driver)) {
+            let first = requests.entry(device.driver.clone()).or_insert_with(|| device.request.clone());
+            device.request.clone_from(first);
+        }
+    }
+}
+
 const NAME_HINT: &str = "names of pods, claims and namespaces are lower-case letters, digits, '-' and '.'";
 
 /// Composes a pod whose container has claims of the local API. Its UID is derived from its name, as that of a pod with devices.
@@ -225,6 +241,17 @@ mod tests {
         assert_eq!((&one.claims, &one.pods), (&again.claims, &again.pods));
         assert_ne!(one.claims[0].id, other.claims[0].id);
         assert_eq!(one.pods[0].pod, other.pods[0].pod);
+    }
+
+    /// Two Allocates for one container set its variable twice, and a runtime kept the last.
+    #[test]
+    fn devices_of_a_device_plugin_are_one_request_and_those_of_other_drivers_have_their_own() {
+        let devices = ["a.dev/p/0", "b.dev/p/0", "a.dev/p/1", "b.dev/p/1"].map(str::to_owned);
+        let mut claims = compose("default", "demo", &devices).unwrap().claims;
+        join_requests(&mut claims, |driver| driver.as_str() == "a.dev");
+        let devices = claims.remove(0).allocation.unwrap().devices;
+        let requests: Vec<_> = devices.iter().map(|device| device.request.as_str()).collect();
+        assert_eq!(requests, ["device-0", "device-1", "device-0", "device-3"]);
     }
 
     #[test]
