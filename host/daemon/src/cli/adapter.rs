@@ -30,11 +30,38 @@ pub(super) async fn run(location: &Location, command: AdapterCommand) -> Result<
     };
     let request = v1::SwitchAdapterRequest { driver, enabled };
     let answer = connect(location).await?.switch_adapter(request).await?.into_inner();
-    let v1::Adapter { driver, resource, reason, .. } = answer.adapter.unwrap_or_default();
+    let adapter = answer.adapter.unwrap_or_default();
+    let v1::Adapter { driver, resource, .. } = &adapter;
     let word = if enabled { "enabled" } else { "disabled" };
     print_text(&format!("adapter {driver} of {resource} is {word}"))?;
-    if !reason.is_empty() {
-        print_text(&format!("its devices are not offered yet: {reason}"))?;
+    waits(&adapter).map_or(Ok(()), |line| print_text(&line))
+}
+
+/// What keeps an adapter's devices from being offered, or from being offered by the mechanism that is decided.
+pub(super) fn waits(adapter: &v1::Adapter) -> Option<String> {
+    let v1::Adapter { mechanism, reason, .. } = adapter;
+    match (mechanism.as_str(), reason.as_str()) {
+        (_, "") => None,
+        ("", reason) => Some(format!("its devices are not offered yet: {reason}")),
+        (mechanism, reason) => Some(format!("its pool is offered by {mechanism} now: {reason}")),
     }
-    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_mechanism_offers_is_not_called_not_offered() {
+        let adapter = |mechanism: &str, reason: &str| v1::Adapter {
+            mechanism: mechanism.to_owned(),
+            reason: reason.to_owned(),
+            ..v1::Adapter::default()
+        };
+        assert_eq!(waits(&adapter("dra", "")), None);
+        let waiting = waits(&adapter("device-plugin", "the pool waits for a DeviceClass")).unwrap();
+        assert_eq!(waiting, "its pool is offered by device-plugin now: the pool waits for a DeviceClass");
+        let missing = waits(&adapter("", "no device plugin has registered")).unwrap();
+        assert!(missing.contains("not offered yet"), "{missing}");
+    }
 }

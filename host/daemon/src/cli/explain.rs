@@ -7,6 +7,7 @@ use clap::Subcommand;
 use nodedock_proto::node::v1;
 use serde::Serialize;
 
+use super::adapter::waits;
 use super::client::{Client, connect};
 use super::output::{Format, join, print, print_text};
 use super::{Location, describe, names};
@@ -61,8 +62,9 @@ async fn driver(mut client: Client, name: &str) -> Result<()> {
 async fn resource(mut client: Client, name: &str) -> Result<()> {
     let resources = client.get_capacity(v1::GetCapacityRequest {}).await?.into_inner().resources;
     let adapters = client.list_adapters(v1::ListAdaptersRequest {}).await?.into_inner().adapters;
-    let adapter: Vec<_> =
-        adapters.iter().filter(|adapter| adapter.resource == name).flat_map(adapter_lines).collect();
+    let is_of_cluster = resources.iter().any(|resource| !resource.mechanism.is_empty());
+    let adapters = adapters.iter().filter(|adapter| adapter.resource == name);
+    let adapter: Vec<_> = adapters.flat_map(|adapter| adapter_lines(adapter, is_of_cluster)).collect();
     let Some(resource) = resources.iter().find(|resource| resource.name == name) else {
         if adapter.is_empty() {
             return Err(names::unknown("resource", name));
@@ -78,18 +80,17 @@ async fn resource(mut client: Client, name: &str) -> Result<()> {
 }
 
 /// What an adapter does with a resource, and the devices that it cannot offer yet.
-fn adapter_lines(adapter: &v1::Adapter) -> Vec<String> {
-    let v1::Adapter { driver, source, enabled, removed, held, reason, mechanism, .. } = adapter;
-    // Without Kubernetes there is one way.
-    let is_of_cluster = !mechanism.is_empty() || !reason.is_empty();
+fn adapter_lines(adapter: &v1::Adapter, is_of_cluster: bool) -> Vec<String> {
+    let v1::Adapter { driver, source, enabled, removed, held, .. } = adapter;
     let state = match (removed, enabled) {
         (true, _) => "is in no file any more, and acts as a disabled one",
         (false, true) if is_of_cluster => "is enabled: the scheduler is to have the devices",
         (false, true) => "is enabled",
+        (false, false) if !is_of_cluster => "is disabled, which changes nothing without Kubernetes",
         (false, false) => "is disabled: the kubelet's device manager is to have the devices",
     };
     let mut lines = vec![format!("  adapter: driver {driver} of {source} {state}")];
-    lines.extend((!reason.is_empty()).then(|| format!("  its devices are not offered yet: {reason}")));
+    lines.extend(waits(adapter).map(|line| format!("  {line}")));
     if !held.is_empty() {
         lines.push(format!("  pods have from the time before the adapter: {}", held.join(", ")));
     }
@@ -389,6 +390,14 @@ fn next_prepare(driver: &str, retry: &v1::Retry) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_adapter_without_kubernetes_is_not_explained_by_a_kubelet() {
+        let adapter = v1::Adapter { reason: "the plugin is gone".to_owned(), ..v1::Adapter::default() };
+        let lines = |is_of_cluster| adapter_lines(&adapter, is_of_cluster).join(" ");
+        assert!(!lines(false).contains("kubelet") && lines(false).contains("the plugin is gone"));
+        assert!(lines(true).contains("kubelet's device manager is to have the devices"));
+    }
 
     fn entry(at_ms: u64, what: &str) -> v1::Transition {
         v1::Transition { at_ms, what: what.to_owned(), ..Default::default() }
