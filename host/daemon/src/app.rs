@@ -1,5 +1,6 @@
 //! The composition root: builds bottom-up, binds every socket, and only then starts tasks; drains at the end.
 
+mod adapters;
 mod cluster;
 mod handover;
 pub(crate) mod hardware;
@@ -9,7 +10,6 @@ mod state;
 
 pub(crate) use cluster::client as cluster_client;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,7 +21,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
 use crate::admin::{self, Admin, AtStart};
-use crate::config::{self, Config, Paths, RecordedName};
+use crate::config::{Config, Paths, RecordedName};
 use crate::node_api::{self, NodeApi};
 use crate::pod_resources::{self, PodResources};
 use crate::recording::RecordedDrivers;
@@ -33,7 +33,7 @@ use nodedock_base::listeners::{Listeners, Restarts};
 use nodedock_base::socket;
 use nodedock_base::tasks::Tasks;
 use nodedock_base::watched;
-use nodedock_core::adapters::{AdapterParts, Adapters};
+use nodedock_core::adapters::Adapters;
 use nodedock_core::cdi::CdiDir;
 use nodedock_core::cdi_watch;
 use nodedock_core::checkpoint::Checkpoint;
@@ -49,7 +49,7 @@ use nodedock_core::recording::Recordings;
 use nodedock_core::registry::Registry;
 use nodedock_core::sysfs::SysfsTree;
 use nodedock_kube::client::KubeClient;
-use nodedock_model::{DriverKind, DriverName, PodAllocation, PoolNames, Problem, ProblemCode, limit};
+use nodedock_model::{PodAllocation, PoolNames, Problem, ProblemCode, limit};
 use nodedock_native::endpoints::Endpoints;
 use nodedock_native::grpc::PluginTimes;
 use nodedock_native::plugins::Plugins;
@@ -62,6 +62,7 @@ use nodedock_wasm::registry::wasm_files::{FileMemory, WasmFiles};
 use nodedock_wasm::trust::Trust;
 use nodedock_wasm::{Compiler, WasmHost, WasmSettings};
 
+use self::adapters::AdapterFiles;
 use self::cluster::{Connected, KubeletSockets};
 use self::local::LocalApi;
 use self::reload::Reload;
@@ -172,6 +173,7 @@ struct Built {
     claims: Arc<SharedClaimTable>,
     allocations: Vec<PodAllocation>,
     adapters: Adapters,
+    adapter_files: AdapterFiles,
     values: Arc<RecordedValues>,
     wasm: WasmFiles,
     /// Of a Kubernetes node.
@@ -316,9 +318,10 @@ impl Built {
             tasks: tasks.drivers.clone(),
         };
         let (checkpoint, allocations) = (opened.checkpoint, opened.dump.allocations);
-        let adapters = adapters(&config, &wasm, &allocations, &claims)?;
+        let (adapters, adapter_files) = adapters::load(&config, &wasm, &allocations, &claims)?;
         Ok(Self {
             adapters,
+            adapter_files,
             config,
             node,
             started_ms,
@@ -373,6 +376,7 @@ impl Built {
         manager.start(events);
         let at_start =
             Arc::new(AtStart::look(&paths.drivers, &config.driver_images, &paths.plugins_registry));
+        self.adapter_files.watch(drivers);
         watch_config(&config, drivers, self.wasm.trust.clone(), conditions.clone());
         watch_drivers(&config, drivers, self.wasm);
         let of_plugins = recordings.clone();
@@ -444,40 +448,6 @@ impl Built {
         intake.spawn("pod-resources", pod_resources::serve(pod_resources, sockets.pod_resources));
         Ok(Daemon { admin, kubelet_sockets, tasks })
     }
-}
-
-/// Device plugins that are drivers, by the config and the files beside the plugins' sockets.
-fn adapters(
-    config: &Config,
-    wasm: &WasmFiles,
-    allocations: &[PodAllocation],
-    claims: &SharedClaimTable,
-) -> Result<Adapters> {
-    let (paths, hardware, conditions) = (&config.paths, &config.hardware, wasm.conditions.clone());
-    let directories = [paths.device_plugins.as_path(), &paths.plugins_registry];
-    let entries = config::adapters::read(&config.file.device_plugin_adapters, &directories, &conditions);
-    let claims: Vec<_> = claims.lock().claims().cloned().collect();
-    let mut claimed: BTreeMap<DriverName, Option<DriverKind>> = BTreeMap::new();
-    for (driver, part) in claims.iter().flat_map(|claim| &claim.drivers) {
-        // A claim that was rebuilt from its CDI file has the kind of a driver file, and no digest.
-        let by = part.by.as_ref().filter(|by| by.kind != DriverKind::Wasm || !by.digest.is_empty());
-        let known = claimed.entry(driver.clone()).or_default();
-        if *known != Some(DriverKind::Adapter) {
-            *known = by.map(|by| by.kind).or(*known);
-        }
-    }
-    let parts = AdapterParts {
-        file: paths.adapters.clone(),
-        registry: wasm.registry.clone(),
-        conditions,
-        sysfs: hardware.open_sys().with_context(|| format!("open {}", hardware.sys().display()))?,
-        numa_node_form: config.kubernetes.as_ref().map(|node| node.numa_node_form).unwrap_or_default(),
-        host_root: hardware.root().to_owned(),
-        hardware: hardware.clone(),
-        grace: limit::RESOURCE_GRACE,
-        has_kubelet: config.kubernetes.is_some(),
-    };
-    Ok(Adapters::load(parts, entries, allocations, &claimed))
 }
 
 /// Reports for a while that the daemon crashed and was started again.

@@ -35,59 +35,78 @@ pub(super) fn entries<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<
     Ok(entries)
 }
 
-/// Returns the adapters of the config, and then those of the files in some directories, by name. A file that is not valid, and a directory that
-/// cannot be read, is a condition.
-pub(crate) fn read(config: &[Adapter], directories: &[&Path], conditions: &Conditions) -> AdapterEntries {
+/// A file, or a directory that cannot be read.
+pub(crate) struct FileAdapter {
+    pub(crate) source: String,
+    pub(crate) read: Result<Adapter, String>,
+}
+
+impl FileAdapter {
+    fn new(path: &Path, read: Result<Adapter, String>) -> Self {
+        Self { source: path.display().to_string(), read }
+    }
+
+    /// Why it does not count.
+    pub(crate) fn refused(&self) -> Option<Problem> {
+        let why = self.read.as_ref().err()?;
+        let message = format!(
+            "the adapter {} is not valid, and one that was there before stays as it was: {why}",
+            self.source
+        );
+        Some(Problem::invalid(ProblemCode::AdapterInvalid, message))
+    }
+}
+
+/// Reads the adapter files in some directories, by name.
+pub(crate) fn files(directories: &[PathBuf]) -> Vec<FileAdapter> {
+    let in_directory = |directory: &PathBuf| match paths(directory) {
+        Ok(paths) => paths.iter().map(|path| FileAdapter::new(path, file(path))).collect(),
+        Err(error) => vec![FileAdapter::new(directory, Err(error.to_string()))],
+    };
+    directories.iter().flat_map(in_directory).collect()
+}
+
+/// Returns the adapters of the config, and then those of the files. A file that is not valid, and a directory that cannot be read, is a
+/// condition.
+pub(crate) fn entries_of(
+    config: &[Adapter],
+    files: Vec<FileAdapter>,
+    conditions: &Conditions,
+) -> AdapterEntries {
     let entry =
         |adapter: &Adapter| AdapterEntry { adapter: adapter.clone(), source: "the config".to_owned() };
     let mut found = AdapterEntries { entries: config.iter().map(entry).collect(), is_incomplete: false };
-    let refuse = |path: &Path, why: &str| {
-        let source = path.display().to_string();
-        let message = format!("the adapter {source} is not valid and does not count: {why}");
-        conditions.set(&source, Problem::invalid(ProblemCode::AdapterInvalid, message));
-    };
-    for directory in directories {
-        let files = files(directory).unwrap_or_else(|error| {
-            refuse(directory, &error.to_string());
+    for file in files {
+        if let Some(problem) = file.refused() {
+            conditions.set(&file.source, problem);
             found.is_incomplete = true;
-            Vec::new()
-        });
-        for path in files {
-            match file(&path) {
-                Ok(adapter) => {
-                    found.entries.push(AdapterEntry { adapter, source: path.display().to_string() });
-                }
-                Err(why) => {
-                    refuse(&path, &why);
-                    found.is_incomplete = true;
-                }
-            }
         }
+        found.entries.extend(file.read.ok().map(|adapter| AdapterEntry { adapter, source: file.source }));
     }
     found
 }
 
 /// The adapter files in a directory, by name. A directory that is not there has none.
-fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
+fn paths(directory: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match std::fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
-    let mut files = Vec::new();
+    let mut paths = Vec::new();
     for entry in entries {
         let path = entry?.path();
         if path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.ends_with(SUFFIX)) {
-            files.push(path);
+            paths.push(path);
         }
     }
-    if files.len() > limit::PLUGIN_RESOURCES_MAX {
-        let (count, max) = (files.len(), limit::PLUGIN_RESOURCES_MAX);
+    if paths.len() > limit::PLUGIN_RESOURCES_MAX {
+        let (count, max) = (paths.len(), limit::PLUGIN_RESOURCES_MAX);
         return Err(io::Error::other(format!(
             "it has {count} adapters, and {max} are the most that are read"
         )));
     }
-    files.sort();
-    Ok(files)
+    paths.sort();
+    Ok(paths)
 }
 
 fn file(path: &Path) -> Result<Adapter, String> {
@@ -138,7 +157,11 @@ mod tests {
         let conditions = Conditions::new(Changes::default());
         let config = parse("[{ resource: example.com/a, driver: a.example.com }]").unwrap();
         let missing = directory.path().join("missing");
-        let found = read(&config.device_plugin_adapters, &[directory.path(), &missing], &conditions);
+        let read = |config: &[Adapter], directories: &[&Path]| {
+            let directories: Vec<_> = directories.iter().map(|directory| directory.to_path_buf()).collect();
+            entries_of(config, files(&directories), &conditions)
+        };
+        let found = read(&config.device_plugin_adapters, &[directory.path(), &missing]);
         assert!(found.is_incomplete);
         let found: Vec<_> =
             found.entries.iter().map(|entry| (entry.adapter.driver.as_str(), entry.source.clone())).collect();
@@ -150,7 +173,7 @@ mod tests {
         assert!(problems[0].contains("line 2, column 7: kind is \"DriverGrant\""), "{problems:?}");
         assert!(problems[1].contains("it is not a regular file"), "{problems:?}");
         let file = directory.path().join("c.yaml");
-        assert!(read(&[], &[&file], &conditions).is_incomplete, "it is no directory");
-        assert_eq!(read(&[], &[&missing], &conditions), AdapterEntries::default());
+        assert!(read(&[], &[&file]).is_incomplete, "it is no directory");
+        assert_eq!(read(&[], &[&missing]), AdapterEntries::default());
     }
 }

@@ -1,0 +1,167 @@
+//! Adapters of device plugins: loads them when the daemon starts, and watches their files. A file is read at a start, so a change of it
+//! sets a condition, and changes nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use tokio::sync::mpsc;
+
+use crate::config::Config;
+use crate::config::adapters::{self, FileAdapter};
+use nodedock_base::conditions::Conditions;
+use nodedock_base::tasks::Tasks;
+use nodedock_base::watched;
+use nodedock_core::adapters::{AdapterParts, Adapters};
+use nodedock_core::manager::claims::SharedClaimTable;
+use nodedock_model::{Adapter, DriverKind, DriverName, PodAllocation, Problem, ProblemCode, limit};
+use nodedock_wasm::registry::wasm_files::WasmFiles;
+
+/// The files of adapters.
+pub(super) struct AdapterFiles {
+    directories: [PathBuf; 2],
+    /// Those of the start that are valid, by path.
+    started: BTreeMap<String, Adapter>,
+    conditions: Conditions,
+}
+
+/// Loads device plugins that are drivers, by the config and the files beside the plugins' sockets.
+pub(super) fn load(
+    config: &Config,
+    wasm: &WasmFiles,
+    allocations: &[PodAllocation],
+    claims: &SharedClaimTable,
+) -> Result<(Adapters, AdapterFiles)> {
+    let (paths, hardware, conditions) = (&config.paths, &config.hardware, wasm.conditions.clone());
+    let directories = [paths.device_plugins.clone(), paths.plugins_registry.clone()];
+    let found = adapters::files(&directories);
+    let started = valid(&found);
+    let entries = adapters::entries_of(&config.file.device_plugin_adapters, found, &conditions);
+    let claims: Vec<_> = claims.lock().claims().cloned().collect();
+    let mut claimed: BTreeMap<DriverName, Option<DriverKind>> = BTreeMap::new();
+    for (driver, part) in claims.iter().flat_map(|claim| &claim.drivers) {
+        // A claim that was rebuilt from its CDI file has the kind of a driver file, and no digest.
+        let by = part.by.as_ref().filter(|by| by.kind != DriverKind::Wasm || !by.digest.is_empty());
+        let known = claimed.entry(driver.clone()).or_default();
+        if *known != Some(DriverKind::Adapter) {
+            *known = by.map(|by| by.kind).or(*known);
+        }
+    }
+    let parts = AdapterParts {
+        file: paths.adapters.clone(),
+        registry: wasm.registry.clone(),
+        conditions: conditions.clone(),
+        sysfs: hardware.open_sys().with_context(|| format!("open {}", hardware.sys().display()))?,
+        numa_node_form: config.kubernetes.as_ref().map(|node| node.numa_node_form).unwrap_or_default(),
+        host_root: hardware.root().to_owned(),
+        hardware: hardware.clone(),
+        grace: limit::RESOURCE_GRACE,
+        has_kubelet: config.kubernetes.is_some(),
+    };
+    let adapters = Adapters::load(parts, entries, allocations, &claimed);
+    Ok((adapters, AdapterFiles { directories, started, conditions }))
+}
+
+fn valid(files: &[FileAdapter]) -> BTreeMap<String, Adapter> {
+    let adapter = |file: &FileAdapter| Some((file.source.clone(), file.read.as_ref().ok()?.clone()));
+    files.iter().filter_map(adapter).collect()
+}
+
+impl AdapterFiles {
+    pub(super) fn watch(self, tasks: &Tasks) {
+        let (sender, reports) = mpsc::channel(1);
+        for directory in self.directories.clone() {
+            let watch = watched::changes(directory, tasks.clone(), sender.clone());
+            tasks.spawn("adapter-directory", watch);
+        }
+        tasks.spawn_until_stopped("adapter-files", self.run(reports));
+    }
+
+    async fn run(self, mut reports: mpsc::Receiver<()>) {
+        let mut due = BTreeSet::new();
+        while let Some(()) = reports.recv().await {
+            // Also bounds how often they are read while plugins come and go.
+            tokio::time::sleep(limit::FILE_SETTLE).await;
+            let directories = self.directories.clone();
+            match tokio::task::spawn_blocking(move || adapters::files(&directories)).await {
+                Ok(found) => due = self.compare(&found, &due),
+                // The runtime ends.
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Sets and clears the conditions of all files. Returns those that need a restart. `due`: which did before.
+    fn compare(&self, found: &[FileAdapter], due: &BTreeSet<String>) -> BTreeSet<String> {
+        let refused: BTreeMap<_, _> =
+            found.iter().filter_map(|file| Some((file.source.as_str(), file.refused()?))).collect();
+        for (source, problem) in &refused {
+            self.conditions.set(source, problem.clone());
+        }
+        self.conditions.retain(ProblemCode::AdapterInvalid, |subject| refused.contains_key(subject));
+        let now = valid(found);
+        // Of a file that is not valid the last adapter counts, and what is in a directory that cannot be read is not known.
+        let is_known = |source: &&String| {
+            let directory = Path::new(source).parent().and_then(Path::to_str).unwrap_or_default();
+            !refused.contains_key(source.as_str()) && !refused.contains_key(directory)
+        };
+        let sources: BTreeSet<_> = self.started.keys().chain(now.keys()).filter(is_known).collect();
+        let mut changed = BTreeSet::new();
+        for source in sources {
+            let what = match (self.started.get(source), now.get(source)) {
+                (None, _) => "is new",
+                (_, None) => "is gone",
+                (before, after) if before != after => "changed",
+                _ => continue,
+            };
+            let message = format!("{source} {what}, which takes effect when the daemon starts again");
+            self.conditions.set(source, Problem::unavailable(ProblemCode::ConfigNeedsRestart, message));
+            changed.insert(source.clone());
+        }
+        for source in due.difference(&changed) {
+            self.conditions.clear(ProblemCode::ConfigNeedsRestart, source);
+        }
+        changed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nodedock_base::changes::Changes;
+
+    const VALID: &str = "apiVersion: nodedock.dev/v1\nkind: DevicePluginAdapter\nresource: example.com/a\ndriver: a.example.com\n";
+
+    /// Changes of a file were unseen until the next start, and one that was repaired stayed a condition.
+    #[tokio::test]
+    async fn a_changed_file_is_a_condition_until_it_is_as_it_was_and_one_that_is_not_valid_until_it_is() {
+        let (directory, tasks, changes) = (tempfile::tempdir().unwrap(), Tasks::new(), Changes::default());
+        let write = |name: &str, text: &str| std::fs::write(directory.path().join(name), text).unwrap();
+        write("a.adapter.yaml", VALID);
+        let directories = [directory.path().to_owned(), directory.path().join("missing")];
+        let (mut states, conditions) = (changes.listen(), Conditions::new(changes));
+        let started = valid(&adapters::files(&directories));
+        AdapterFiles { directories, started, conditions: conditions.clone() }.watch(&tasks);
+        let mut next = async || {
+            let state = tokio::time::timeout(limit::DRAIN, states.recv()).await;
+            let state = state.expect("a state in time").unwrap().state;
+            let messages = conditions.list().into_iter().map(|condition| condition.problem.message);
+            (state, messages.collect::<Vec<_>>().join(" "))
+        };
+        write("a.adapter.yaml", &VALID.replace("a.example.com", "b.example.com"));
+        let (state, message) = next().await;
+        assert_eq!(state, "config-needs-restart");
+        assert!(message.contains("a.adapter.yaml changed, which"), "{message}");
+        write("a.adapter.yaml", &format!("{VALID}# A comment is no change.\n"));
+        assert_eq!(next().await, ("over".to_owned(), String::new()));
+        write("b.adapter.yaml", &VALID.replace("DevicePluginAdapter", "DriverGrant"));
+        let (state, message) = next().await;
+        assert_eq!(state, "adapter-invalid");
+        assert!(message.contains("b.adapter.yaml") && message.contains("line 2"), "{message}");
+        std::fs::remove_file(directory.path().join("b.adapter.yaml")).unwrap();
+        assert_eq!(next().await, ("over".to_owned(), String::new()));
+        std::fs::rename(directory.path().join("a.adapter.yaml"), directory.path().join("c")).unwrap();
+        assert!(next().await.1.contains("a.adapter.yaml is gone"));
+        assert!(tasks.drain(limit::DRAIN).await);
+    }
+}
