@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt;
 
-use rustix::process::{Pid, PidfdFlags, getpid, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, getpid, getrlimit, pidfd_open, setrlimit};
 use serde::{Deserialize, Serialize};
 use tokio::io::unix::AsyncFd;
 
@@ -61,6 +61,17 @@ fn start_of(pid: i32) -> io::Result<Option<u64>> {
     start.map(Some).ok_or_else(|| io::Error::other("its stat has no start"))
 }
 
+/// Raises the number of files that this process may have open to the most that it may set. The soft limit is usually 1024, for programs that
+/// use select(2).
+///
+/// # Errors
+///
+/// The kernel refuses it.
+pub fn raise_open_files_max() -> io::Result<()> {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
+}
+
 impl Process {
     /// This process.
     ///
@@ -111,6 +122,15 @@ mod tests {
     use futures::FutureExt;
 
     use super::*;
+
+    #[test]
+    fn this_process_may_have_as_many_open_files_as_it_may_set() {
+        let before = getrlimit(Resource::Nofile);
+        let fewer = before.current.map_or(256, |now| now.min(256));
+        setrlimit(Resource::Nofile, Rlimit { current: Some(fewer), ..before }).unwrap();
+        raise_open_files_max().unwrap();
+        assert_eq!(getrlimit(Resource::Nofile), Rlimit { current: before.maximum, ..before });
+    }
 
     #[tokio::test]
     async fn the_end_of_a_process_is_noticed_and_another_with_its_number_is_not_taken_for_it() {

@@ -39,6 +39,7 @@ use crate::supervise;
 use crate::telemetry::{self, LogFormat};
 use nodedock_base::error::chain;
 use nodedock_base::listeners::{KEPT_BY_PARENT, Listeners};
+use nodedock_base::process::raise_open_files_max;
 use nodedock_wasm::{COMPILE_COMMAND, CompileBounds, compile_for_parent};
 
 /// The device dock of a node: drivers are native plugins or sandboxed WebAssembly files; their devices go into containers.
@@ -290,6 +291,9 @@ fn run(location: &Location, args: RunArgs) -> Result<()> {
         Listeners::inherited().context("take over the sockets of the process before")?;
     #[cfg(feature = "failpoints")]
     let _armed = nodedock_base::failpoint::arm();
+    if let Err(error) = raise_open_files_max() {
+        tracing::warn!(%error, "the limit of open files stays");
+    }
     make_root(location)?;
     let mut config = config(location, args.flags)?;
     let boot_id = args.boot_id.map_or_else(app::boot_id, Ok)?;

@@ -97,7 +97,7 @@ async fn end_with(
     let (namespace, name) = (claim.namespace().unwrap_or_default(), claim.name_any());
     for process in processes {
         let ended = match &process {
-            Ok(process) => process.ended().await.map_err(|error: ProcessError| chain(&error)),
+            Ok(process) => until_ended(|| process.ended()).await,
             Err(unreadable) => Err(unreadable.clone()),
         };
         if let Err(why) = ended {
@@ -118,6 +118,27 @@ async fn end_with(
         sleep(backoff.delay()).await;
     }
     tracing::info!(namespace, claim = name, "the claim ends with its processes");
+}
+
+/// Waits for the end of a process, and retries what may pass, such as a lack of file descriptors. Fails if the end can never be seen here.
+async fn until_ended<F>(ended: impl Fn() -> F) -> Result<(), String>
+where
+    F: Future<Output = Result<(), ProcessError>>,
+{
+    let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
+    let mut is_reported = false;
+    loop {
+        match ended().await {
+            Ok(()) => return Ok(()),
+            Err(error @ ProcessError::OtherNamespace(_)) => return Err(chain(&error)),
+            Err(error @ ProcessError::Io { .. }) => {
+                if !std::mem::replace(&mut is_reported, true) {
+                    tracing::warn!(error = chain(&error), "a process of a claim cannot be watched, retrying");
+                }
+                sleep(backoff.delay()).await;
+            }
+        }
+    }
 }
 
 /// Deletes the claim, so that no process and no pod is added to it, and then unprepares it. Returns whether it is gone, or belongs to more
@@ -152,4 +173,27 @@ async fn end(
     // A prepare that is under way shows its pods in a later round.
     prepared.unprepare_users(&claim.uid().unwrap_or_default()).await?;
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_process_that_cannot_be_watched_now_is_watched_later_and_one_elsewhere_never() {
+        let attempts = AtomicU32::new(0);
+        let failing = || {
+            std::future::ready(match attempts.fetch_add(1, Relaxed) {
+                0..3 => Err(ProcessError::Io { pid: 1, source: io::Error::from_raw_os_error(24) }),
+                _ => Ok(()),
+            })
+        };
+        assert_eq!(until_ended(failing).await, Ok(()));
+        assert_eq!(attempts.load(Relaxed), 4);
+        let elsewhere = until_ended(|| std::future::ready(Err(ProcessError::OtherNamespace(7)))).await;
+        assert!(elsewhere.unwrap_err().contains("process 7 is in another PID namespace"));
+    }
 }
