@@ -249,7 +249,7 @@ impl ClaimSource for LocalClaims {
     }
 }
 
-/// Decides and writes, again after each change.
+/// Decides and writes, again after each change, and reads what changed before each round of decisions.
 async fn run(
     shared: Arc<Shared>,
     mut state: State,
@@ -260,12 +260,13 @@ async fn run(
     let mut objects = objects::changes(&shared.client.client());
     let mut of_node = changes.listen();
     let mut backoff = Backoff::new(RETRY_MIN, RETRY_MAX);
-    let mut retry: Option<Duration> = None;
+    let mut again = Again::AfterChange;
     loop {
         let paused = async {
-            match retry {
-                Some(delay) => sleep(delay).await,
-                None => std::future::pending().await,
+            match again {
+                Again::Now => {}
+                Again::After(delay) => sleep(delay).await,
+                Again::AfterChange => std::future::pending().await,
             }
         };
         tokio::select! {
@@ -277,15 +278,15 @@ async fn run(
         while let Some(Some(change)) = objects.next().now_or_never() {
             state.apply(change);
         }
-        retry = match decide(&shared, &mut state, &writes, &*prepared).await {
-            Ok(()) => {
+        again = match decide(&shared, &mut state, &writes, &*prepared).await {
+            Ok(is_done) => {
                 backoff.reset();
-                None
+                if is_done { Again::AfterChange } else { Again::Now }
             }
             Err(error) => {
                 // Another writer was first, and the watch brings what it wrote; or the disk takes no writes.
                 tracing::debug!(%error, "an object of the local API is not written, retrying");
-                Some(backoff.delay())
+                Again::After(backoff.delay())
             }
         };
         shared.publish(&state);
@@ -313,39 +314,40 @@ impl Shared {
     }
 }
 
-/// Takes steps until there is nothing to do, or none can be taken.
+/// When the next round of decisions is.
+enum Again {
+    Now,
+    After(Duration),
+    AfterChange,
+}
+
+/// Takes the steps that are to be taken now. Returns whether there were none. Fails if none could be taken.
 async fn decide(
     shared: &Shared,
     state: &mut State,
     writes: &Writes,
     prepared: &dyn PreparedClaims,
-) -> Result<(), ApiError> {
-    loop {
-        let reservations = shared.in_use(state, prepared);
-        let steps = state.steps(&reservations);
-        if steps.is_empty() {
-            return Ok(());
-        }
-        let (mut taken, mut failed) = (false, None);
-        for step in steps {
-            // Who waits for one of them does not wait for the others.
-            shared.publish(state);
-            if let Step::Release(claim) = &step {
-                let reservations = shared.in_use(state, prepared);
-                if !state.may_release(claim, &reservations) {
-                    continue;
-                }
-            }
-            // One that cannot be taken, such as a claim of a template that is missing, holds up no other.
-            match writes.take(step, state).await {
-                Ok(()) => taken = true,
-                Err(error) => failed = failed.or(Some(error)),
+) -> Result<bool, ApiError> {
+    let reservations = shared.in_use(state, prepared);
+    let steps = state.steps(&reservations);
+    let is_done = steps.is_empty();
+    let (mut taken, mut failed) = (false, None);
+    for step in steps {
+        // Who waits for one of them does not wait for the others.
+        shared.publish(state);
+        if let Step::Release(claim) = &step {
+            let reservations = shared.in_use(state, prepared);
+            if !state.may_release(claim, &reservations) {
+                continue;
             }
         }
-        if let Some(error) = failed.filter(|_| !taken) {
-            return Err(error);
+        // One that cannot be taken, such as a claim of a template that is missing, holds up no other.
+        match writes.take(step, state).await {
+            Ok(()) => taken = true,
+            Err(error) => failed = failed.or(Some(error)),
         }
     }
+    failed.filter(|_| !taken).map_or(Ok(is_done), Err)
 }
 
 impl View {

@@ -97,27 +97,8 @@ struct Known {
     claim: Arc<ResourceClaim>,
     /// Its place among claims that wait: time of its creation, and its first resource version that was seen.
     place: (Option<Timestamp>, u64),
-    /// Why it was not allocated, and in which state of the rest.
-    refused: Option<(Epoch, Arc<NotAllocated>)>,
-}
-
-/// Counts changes that may let a claim be allocated that was refused.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Epoch {
-    /// Of classes, slices and the node.
-    devices: u64,
-    /// Of devices that became free.
-    freed: u64,
-}
-
-impl Epoch {
-    /// Whether a claim that was refused then is to be tried again. One that is wrong, or has too many combinations, is not helped by a free device.
-    fn is_over(self, now: Self, why: NotAllocatedKind) -> bool {
-        match why {
-            NotAllocatedKind::Invalid | NotAllocatedKind::TooComplex => self.devices != now.devices,
-            NotAllocatedKind::Unsatisfiable | NotAllocatedKind::PoolNotReady => self != now,
-        }
-    }
+    /// Why it was not allocated, and in which epoch.
+    refused: Option<(u64, Arc<NotAllocated>)>,
 }
 
 pub(super) struct State {
@@ -135,7 +116,9 @@ pub(super) struct State {
     inventory: Option<Arc<Inventory>>,
     in_use: InUse,
     has_node: bool,
-    epoch: Epoch,
+    /// Counts changes that may let a refused claim be allocated: of classes, slices and the node, and devices that became free. A free device
+    /// helps also one whose selector failed, since devices in use are not evaluated.
+    epoch: u64,
     /// Kinds whose first list is not complete yet.
     unlisted: BTreeSet<&'static str>,
 }
@@ -172,7 +155,7 @@ impl State {
             inventory: None,
             in_use: InUse::new(),
             has_node: false,
-            epoch: Epoch::default(),
+            epoch: 0,
             unlisted: BTreeSet::from(["claims", "classes", "slices", "pods", "nodes"]),
         }
     }
@@ -192,13 +175,13 @@ impl State {
             Change::Class(seen) => {
                 self.unlisted.remove(if matches!(seen, Seen::Only(..)) { "classes" } else { "" });
                 put(&mut self.classes, seen);
-                self.epoch.devices += 1;
+                self.epoch += 1;
             }
             Change::Slice(seen) => {
                 self.unlisted.remove(if matches!(seen, Seen::Only(..)) { "slices" } else { "" });
                 put(&mut self.slices, seen);
                 self.inventory = None;
-                self.epoch.devices += 1;
+                self.epoch += 1;
             }
             Change::Pod(seen) => {
                 self.unlisted.remove(if matches!(seen, Seen::Only(..)) { "pods" } else { "" });
@@ -210,7 +193,7 @@ impl State {
                 if labels != self.node.labels {
                     self.node.labels = labels;
                     self.inventory = None;
-                    self.epoch.devices += 1;
+                    self.epoch += 1;
                 }
             }
             Change::Node(Seen::Gone((_, name))) if name == self.node.name => self.has_node = false,
@@ -266,7 +249,7 @@ impl State {
         if let (Some(uid), Some(_)) = (claim.uid(), allocation(claim)) {
             self.in_use.remove(&uid);
             self.allocated.remove(&uid);
-            self.epoch.freed += 1;
+            self.epoch += 1;
         }
     }
 
@@ -287,7 +270,7 @@ impl State {
         }
         self.use_foreign();
         if is_freed {
-            self.epoch.freed += 1;
+            self.epoch += 1;
         }
     }
 
@@ -311,6 +294,8 @@ impl State {
     }
 
     /// What is to be done now, in this order. Nothing before everything was listed once.
+    ///
+    /// Claims that had too many combinations are tried behind all others, one at a time, so that their searches hold up no other claim.
     pub(super) fn steps(&self, reservations: &Reservations) -> Vec<Step> {
         if !self.unlisted.is_empty() {
             return Vec::new();
@@ -318,17 +303,21 @@ impl State {
         let made = (!self.has_node).then_some(Step::MakeNode);
         let mut steps: Vec<Step> = made.into_iter().collect();
         steps.extend(self.pods.values().flat_map(|pod| self.steps_of_pod(pod)));
-        let mut waiting = Vec::new();
+        let (mut waiting, mut complex) = (Vec::new(), Vec::new());
         for (key, known) in &self.claims {
             let claim = &known.claim;
             if allocation(claim).is_none() {
-                let is_refused =
-                    known.refused.as_ref().is_some_and(|(epoch, why)| !epoch.is_over(self.epoch, why.kind));
                 if is_ending(&**claim) {
                     let is_protected = claim.finalizers().iter().any(|name| name == FINALIZER);
                     steps.extend(is_protected.then(|| Step::Release(claim.clone())));
-                } else if !is_refused {
-                    waiting.push((known.place, claim));
+                    continue;
+                }
+                match &known.refused {
+                    Some((epoch, _)) if *epoch == self.epoch => {}
+                    Some((epoch, why)) if why.kind == NotAllocatedKind::TooComplex => {
+                        complex.push((*epoch, known.place, claim));
+                    }
+                    _ => waiting.push((known.place, claim)),
                 }
                 continue;
             }
@@ -340,7 +329,10 @@ impl State {
             }
         }
         waiting.sort_by_key(|(place, _)| *place);
-        steps.extend(waiting.into_iter().map(|(_, claim)| Step::Allocate(claim.clone())));
+        let waiting = waiting.into_iter().map(|(_, claim)| claim);
+        let complex = complex.into_iter().min_by_key(|(epoch, place, _)| (*epoch, *place));
+        let complex = complex.map(|(.., claim)| claim);
+        steps.extend(waiting.chain(complex).map(|claim| Step::Allocate(claim.clone())));
         steps
     }
 
@@ -497,7 +489,7 @@ pub(super) struct Allocation {
 pub(super) struct Allocated {
     in_use: InUse,
     claim: Arc<ResourceClaim>,
-    result: Result<AllocationResult, NotAllocated>,
+    pub(super) result: Result<AllocationResult, NotAllocated>,
 }
 
 impl Allocation {

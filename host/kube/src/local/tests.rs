@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::resource::v1::{AllocationResult, ResourceClaim};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
-use nodedock_allocator::allocate::{NodeRef, NotAllocated};
+use nodedock_allocator::allocate::{NodeRef, NotAllocated, NotAllocatedKind};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -61,10 +61,8 @@ impl Machine {
     /// What a start lists.
     fn list(&mut self, devices: usize) {
         let names: Vec<_> = (0..devices).map(|index| json!({ "name": format!("d{index}") })).collect();
-        let slice = json!({ "metadata": { "name": "s" }, "spec": { "driver": "d.dev", "nodeName": "n",
-            "pool": { "name": "n/p", "generation": 1, "resourceSliceCount": 1 }, "devices": names } });
+        self.put_devices(&json!(names));
         let class = json!({ "metadata": { "name": "any" }, "spec": { "selectors": [] } });
-        self.state.apply(Change::Slice(Seen::Is(Arc::new(of(slice)))));
         self.state
             .apply(Change::Slice(Seen::Only(BTreeSet::from([(String::new(), "s".to_owned())]), u64::MAX)));
         self.state.apply(Change::Class(Seen::Is(Arc::new(of(class)))));
@@ -83,6 +81,21 @@ impl Machine {
         self.state
             .apply(Change::Node(Seen::Only(BTreeSet::from([(String::new(), "n".to_owned())]), u64::MAX)));
         self.state.set_node_use(self.node_use.clone());
+    }
+
+    fn put_devices(&mut self, devices: &Value) {
+        let slice = json!({ "metadata": { "name": "s" }, "spec": { "driver": "d.dev", "nodeName": "n",
+            "pool": { "name": "n/p", "generation": 1, "resourceSliceCount": 1 }, "devices": devices } });
+        self.state.apply(Change::Slice(Seen::Is(Arc::new(of(slice)))));
+    }
+
+    /// As an allocation that ended so.
+    fn refuse(&mut self, claim: &str, kind: NotAllocatedKind) {
+        let claim = Arc::new(self.claims[&name(claim)].clone());
+        let refusal = NotAllocated { kind, message: String::new(), devices: Vec::new(), more: false };
+        let mut done = self.state.begin_allocation(&claim, Timestamp::UNIX_EPOCH).run();
+        done.result = Err(refusal);
+        assert!(self.state.end_allocation(done).is_err());
     }
 
     fn restart(&mut self, devices: usize) {
@@ -105,7 +118,14 @@ impl Machine {
     }
 
     fn create(&mut self, claim: &str, count: u32) {
-        let request = json!({ "name": "r", "exactly": { "deviceClassName": "any", "allocationMode": "ExactCount", "count": count } });
+        self.create_of(
+            claim,
+            json!({ "deviceClassName": "any", "allocationMode": "ExactCount", "count": count }),
+        );
+    }
+
+    fn create_of(&mut self, claim: &str, request: Value) {
+        let request = json!({ "name": "r", "exactly": request });
         let uid = format!("uid-{claim}-{}", self.version);
         self.put(of(json!({
             "metadata": { "name": claim, "namespace": "default", "uid": uid, "creationTimestamp": "2026-01-01T00:00:00Z" },
@@ -138,15 +158,21 @@ impl Machine {
     /// Carries out what is decided, until nothing is.
     fn settle(&mut self) {
         for _ in 0..1000 {
-            let steps = self.state.steps(&self.reservations);
-            if steps.is_empty() {
+            if !self.settle_one_round() {
                 return;
-            }
-            for step in steps {
-                self.take(step);
             }
         }
         panic!("it does not come to an end");
+    }
+
+    /// Returns whether there was anything to do.
+    fn settle_one_round(&mut self) -> bool {
+        let steps = self.state.steps(&self.reservations);
+        let is_any = !steps.is_empty();
+        for step in steps {
+            self.take(step);
+        }
+        is_any
     }
 
     fn take(&mut self, step: Step) {
@@ -343,6 +369,59 @@ fn a_claim_that_waits_is_tried_again_for_what_may_help_it_alone() {
     assert!(!is_tried(&machine), "nothing became free");
     machine.list(2);
     assert!(is_tried(&machine), "there are other devices");
+}
+
+/// A selector that fails for a device without the attribute says nothing about devices in use: one that is freed may fit.
+#[test]
+fn a_claim_whose_selector_failed_for_the_only_free_device_is_tried_again_when_another_is_freed() {
+    let mut machine = Machine::new(2);
+    let devices = json!([{ "name": "d0", "attributes": { "index": { "int": 0 } } }, { "name": "d1", "attributes": {} }]);
+    machine.put_devices(&devices);
+    machine.create("a", 1);
+    machine.settle();
+    let of_index = [json!({ "cel": { "expression": r#"device.attributes["d.dev"].index == 0"# } })];
+    machine.create_of("b", json!({ "deviceClassName": "any", "selectors": of_index }));
+    machine.create_of("no-class", json!({ "deviceClassName": "none" }));
+    machine.settle();
+    let kinds = |machine: &Machine| {
+        machine.state.refusals().into_iter().map(|((_, name), why)| (name, why.kind)).collect::<Vec<_>>()
+    };
+    let (invalid, b, no_class) = (NotAllocatedKind::Invalid, "b".to_owned(), "no-class".to_owned());
+    assert_eq!(kinds(&machine), [(b, invalid), (no_class.clone(), invalid)]);
+    machine.delete("a");
+    machine.settle();
+    assert_eq!(machine.devices("b"), Some(vec!["d0".into()]));
+    assert_eq!(kinds(&machine), [(no_class, invalid)]);
+}
+
+#[test]
+fn claims_that_had_too_many_combinations_are_tried_again_one_at_a_time_and_behind_all_others() {
+    let mut machine = Machine::new(1);
+    for claim in ["complex", "other", "a"] {
+        machine.create(claim, 1);
+    }
+    for claim in ["complex", "other"] {
+        machine.refuse(claim, NotAllocatedKind::TooComplex);
+    }
+    let tried = |machine: &Machine| {
+        let steps = machine.state.steps(&machine.reservations);
+        let name = |step: &Step| match step {
+            Step::Allocate(claim) => claim.name_any(),
+            other => panic!("{other:?}"),
+        };
+        steps.iter().map(name).collect::<Vec<_>>()
+    };
+    assert_eq!(tried(&machine), ["a"], "nothing changed for the others");
+    machine.settle();
+    machine.delete("a");
+    // The release.
+    machine.settle_one_round();
+    machine.create("b", 1);
+    assert_eq!(tried(&machine), ["b", "complex"]);
+    machine.refuse("complex", NotAllocatedKind::TooComplex);
+    assert_eq!(tried(&machine), ["b", "other"], "the one that was tried less recently");
+    machine.settle();
+    assert_eq!(machine.devices("b"), Some(vec!["d0".into()]));
 }
 
 #[test]
