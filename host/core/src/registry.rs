@@ -311,6 +311,13 @@ impl Registry {
         self.0.state.read().serving.values().map(|instances| instances.picked().driver.clone()).collect()
     }
 
+    /// Returns the drivers that serve, without native plugins that are not connected.
+    pub fn connected(&self) -> BTreeSet<DriverName> {
+        let state = self.0.state.read();
+        let connected = state.serving.iter().filter(|(_, instances)| instances.picked().is_connected());
+        connected.map(|(name, _)| name.clone()).collect()
+    }
+
     /// Returns the kind of a driver; `None` if it has no source.
     pub fn kind(&self, name: &DriverName) -> Option<DriverKind> {
         let state = self.0.state.read();

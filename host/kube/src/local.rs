@@ -2,8 +2,10 @@
 //!
 //! One task reads all objects and decides (`state`, pure): it makes the claims of pods' templates, allocates claims in the order of their
 //! creation, one at a time, names their consumers, and ends the allocation of a claim that is deleted and not in use any more. Each write
-//! (`writes`) is durable before the next decision. Claims that belong to processes end with these (`processes`).
+//! (`writes`) is durable before the next decision. Claims that belong to processes end with these (`processes`), and the slices of native drivers
+//! some time after these (`departed`).
 
+mod departed;
 mod objects;
 mod processes;
 mod state;
@@ -123,9 +125,13 @@ impl LocalClaims {
         Self(Arc::new(shared))
     }
 
-    /// Starts the task that decides, and the one that follows processes.
+    /// Starts the task that decides, and those that follow processes and native drivers.
     pub fn start(&self, parts: LocalParts, prepared: Arc<dyn PreparedClaims>) {
         let node = NodeRef { name: parts.node.to_string(), labels: BTreeMap::new() };
+        let registry = self.0.pools.registry.clone();
+        let (listed, connected) = (parts.changes.listen(), move || registry.connected());
+        let wipe = departed::wipe(parts.client.clone(), parts.node.clone(), listed, connected);
+        parts.tasks.spawn_until_stopped("departed-drivers", wipe);
         let writes = Writes::new(parts.client.clone(), parts.node);
         let run = run(self.0.clone(), State::new(node), writes, prepared.clone(), parts.changes);
         parts.tasks.spawn_until_stopped("local-claims", run);

@@ -38,6 +38,7 @@ pub use drivers::{DriverSnapshot, watch_drivers};
 pub use health::UnhealthyDevice;
 pub use report::{PoolStatus, SliceReport};
 pub use slice::PoolKey;
+pub(crate) use slice::has_our_label;
 
 use crate::client::{ApiError, DraResource, KubeClient};
 use crate::extended_resources::ExtendedResources;

@@ -63,7 +63,7 @@ impl Instances {
 }
 
 impl Instance {
-    fn is_connected(&self) -> bool {
+    pub(super) fn is_connected(&self) -> bool {
         self.native.as_ref().is_none_or(|native| (native.link)() == Link::Connected)
     }
 }

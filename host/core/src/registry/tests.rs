@@ -63,7 +63,10 @@ fn the_newest_connected_instance_serves_and_the_newest_where_none_is() {
     for (now, serving) in [([true, true, false], "2"), ([true, false, true], "3"), ([false; 3], "3")] {
         *connected.lock().unwrap() = now;
         assert_eq!(version(&registry, "gpu").as_deref(), Some(serving), "{now:?}");
+        assert_eq!(registry.connected().contains(&name("gpu")), now.contains(&true), "{now:?}");
     }
+    registry.serve("a.wasm", driver("nic", "1")).unwrap();
+    assert_eq!(registry.connected(), [name("nic")].into());
 }
 
 #[test]

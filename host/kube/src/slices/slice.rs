@@ -172,6 +172,10 @@ pub(super) fn is_terminating(slice: &Slice) -> bool {
 
 /// Whether nodedock wrote a slice.
 pub(super) fn is_ours(slice: &Slice) -> bool {
+    has_our_label(slice)
+}
+
+pub(crate) fn has_our_label(slice: &impl ResourceExt) -> bool {
     slice.labels().get(MANAGED_BY).is_some_and(|manager| manager == NODEDOCK)
 }
 
