@@ -22,7 +22,10 @@ use tokio::time::timeout;
 
 use super::client::{ApiError, DraResource, DraVersion, ErrorKind, named};
 
-/// Kinds that can be made, by `apiVersion` and `kind`, and whether they are in a namespace.
+/// The owner of the fields that are applied here.
+const FIELD_MANAGER: &str = "nodedock";
+
+/// Kinds that can be made and deleted, by `apiVersion` and `kind`, and whether they are in a namespace.
 const KINDS: [(&str, &str, &str, bool); 6] = [
     ("", "v1", "Namespace", false),
     ("", "v1", "Pod", true),
@@ -36,9 +39,9 @@ const KINDS: [(&str, &str, &str, bool); 6] = [
 #[derive(Clone)]
 pub struct LocalClient(kube::Client);
 
-/// Why an object cannot be made.
+/// Why an object cannot be made, changed or deleted.
 #[derive(Debug, thiserror::Error)]
-pub enum CreateError {
+pub enum ObjectError {
     #[error(
         "{0} is no kind that can be made here: Namespace, Pod (v1), DeviceClass, ResourceClaim, ResourceClaimTemplate and ResourceSlice (resource.k8s.io/v1) are"
     )]
@@ -47,6 +50,14 @@ pub enum CreateError {
     Malformed(#[from] serde_json::Error),
     #[error(transparent)]
     Api(#[from] ApiError),
+}
+
+/// What applying an object did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Applied {
+    Created,
+    Updated,
+    Unchanged,
 }
 
 impl LocalClient {
@@ -76,8 +87,8 @@ impl LocalClient {
         Ok(Self(kube::Client::new(service, "default")))
     }
 
-    /// Makes an object, in `namespace` unless it names one.
-    pub async fn create(&self, object: &Value, namespace: &str) -> Result<Value, CreateError> {
+    /// The objects of the kind of `object`, in `namespace` unless it names one.
+    fn like(&self, object: &Value, namespace: &str) -> Result<Api<DynamicObject>, ObjectError> {
         let text = |field: &str| object[field].as_str().unwrap_or_default().to_owned();
         let (api_version, kind) = (text("apiVersion"), text("kind"));
         let of = |(group, version, known, _): &&(&str, &str, &str, bool)| {
@@ -86,17 +97,55 @@ impl LocalClient {
                     == if group.is_empty() { (*version).to_owned() } else { format!("{group}/{version}") }
         };
         let Some((group, version, kind, is_namespaced)) = KINDS.iter().find(of) else {
-            return Err(CreateError::Kind(format!("{api_version} {kind}").trim().to_owned()));
+            return Err(ObjectError::Kind(format!("{api_version} {kind}").trim().to_owned()));
         };
         let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
         let namespace = object["metadata"]["namespace"].as_str().unwrap_or(namespace);
-        let api: Api<DynamicObject> = match is_namespaced {
+        Ok(match is_namespaced {
             true => Api::namespaced_with(self.0.clone(), namespace, &resource),
             false => Api::all_with(self.0.clone(), &resource),
-        };
+        })
+    }
+
+    /// Makes an object, in `namespace` unless it names one.
+    pub async fn create(&self, object: &Value, namespace: &str) -> Result<Value, ObjectError> {
+        let api = self.like(object, namespace)?;
         let object: DynamicObject = serde_json::from_value(object.clone())?;
         let created = api.create(&PostParams::default(), &object).await.map_err(ApiError::from)?;
         Ok(serde_json::to_value(created)?)
+    }
+
+    /// Makes an object, or changes the one of its name: what was applied before and is not in `object` is removed.
+    pub async fn apply(&self, object: &Value, namespace: &str) -> Result<(Value, Applied), ObjectError> {
+        let api = self.like(object, namespace)?;
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        if name.is_empty() {
+            return Ok((self.create(object, namespace).await?, Applied::Created));
+        }
+        let before = api.get_metadata_opt(name).await.map_err(ApiError::from)?;
+        let params = PatchParams::apply(FIELD_MANAGER).force();
+        let after = api.patch(name, &params, &Patch::Apply(object)).await.map_err(ApiError::from)?;
+        let applied = match before {
+            None => Applied::Created,
+            Some(before) if before.metadata.resource_version == after.metadata.resource_version => {
+                Applied::Unchanged
+            }
+            Some(_) => Applied::Updated,
+        };
+        Ok((serde_json::to_value(after)?, applied))
+    }
+
+    /// Deletes the object with the kind and the name of `object`, and returns it as it was. `None`: it is not there.
+    pub async fn delete(&self, object: &Value, namespace: &str) -> Result<Option<Value>, ObjectError> {
+        let api = self.like(object, namespace)?;
+        let name = object["metadata"]["name"].as_str().unwrap_or_default();
+        let Some(found) = api.get_opt(name).await.map_err(ApiError::from)? else { return Ok(None) };
+        let same = Preconditions { uid: found.metadata.uid.clone(), ..Preconditions::default() };
+        match api.delete(name, &DeleteParams::default().preconditions(same)).await.map_err(ApiError::from) {
+            Ok(_) => Ok(Some(serde_json::to_value(found)?)),
+            Err(error) if error.kind == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.into()),
+        }
     }
 
     fn claims_in(&self, namespace: &str) -> Api<DynamicObject> {

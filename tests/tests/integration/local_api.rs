@@ -118,6 +118,64 @@ async fn a_claim_that_cannot_have_devices_says_for_each_one_why_and_gets_them_wh
 }
 
 #[tokio::test]
+async fn a_file_makes_changes_shows_and_deletes_all_that_it_names() {
+    let daemon = machine().await;
+    let template = "apiVersion: resource.k8s.io/v1\nkind: ResourceClaimTemplate\nmetadata: {name: one-gpu}\nspec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu}}]}}}\n";
+    let pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: main, image: none}], resourceClaims: [{name: gpu, resourceClaimName: one}]}\n";
+    let one = claim("one", "{deviceClassName: gpu}");
+    let file = daemon.write("all.yaml", [CLASS, template, &one, pod].join("---\n"));
+    let file = file.to_str().unwrap();
+    let made = [
+        "deviceclass gpu unchanged",
+        "resourceclaimtemplate default/one-gpu created",
+        "pod default/web created",
+    ];
+    daemon.cli(&["claim", "create", "-f", file]).await.done_with(&made);
+    daemon
+        .cli(&["claim", "create", "-f", file])
+        .await
+        .failed_with(1, &["all.yaml, object 3", "already exists"]);
+    daemon.cli(&["claim", "get", "-f", file]).await.done_with(&["one", "gpus/gpu-0"]);
+    daemon.cli(&["claim", "describe", "-f", file]).await.done_with(&["claim default/one is allocated"]);
+    let class = daemon.write("class.yaml", CLASS.replace("driver ==", "driver !="));
+    let class = class.to_str().unwrap();
+    daemon.cli(&["claim", "create", "-f", class]).await.done_with(&["deviceclass gpu updated"]);
+    daemon.cli(&["claim", "get", "-f", class]).await.failed_with(1, &["there is no ResourceClaim in "]);
+    let two = daemon.write("two.yaml", claim("two", "{deviceClassName: gpu}"));
+    let two = two.to_str().unwrap();
+    daemon
+        .cli(&["claim", "create", "--timeout", "1", "-f", two])
+        .await
+        .failed_with(1, &["waits for devices"]);
+    // Without selectors every device will do: what is not in the file any more is not in the class.
+    let any = daemon.write(
+        "any.yaml",
+        "apiVersion: resource.k8s.io/v1\nkind: DeviceClass\nmetadata: {name: gpu}\nspec: {}\n",
+    );
+    daemon
+        .cli(&["claim", "create", "-f", any.to_str().unwrap()])
+        .await
+        .done_with(&["deviceclass gpu updated"]);
+    assert!(api(&daemon).await.until_allocated("default", "two").await.is_some());
+    let other = daemon.write("other.yaml", template.replace("name: gpu", "name: other"));
+    let other = other.to_str().unwrap();
+    daemon.cli(&["claim", "create", "-f", other]).await.failed_with(1, &["immutable"]);
+    let gone = [
+        "deviceclass gpu deleted",
+        "resourceclaimtemplate default/one-gpu deleted",
+        "pod default/web deleted",
+        "claim default/one deleted",
+    ];
+    daemon.cli(&["claim", "delete", "-f", file]).await.done_with(&gone);
+    daemon.cli(&["claim", "delete", "-f", file]).await.failed_with(
+        1,
+        &["there is no deviceclass \"gpu\"", "there is no pod \"web\"", "there is no claim \"one\""],
+    );
+    daemon.cli(&["claim", "delete", "two"]).await.done_with(&["claim default/two deleted"]);
+    daemon.assert_empty().await;
+}
+
+#[tokio::test]
 async fn a_pod_of_a_template_has_a_claim_of_its_own_that_ends_with_it() {
     let daemon = machine().await;
     let text = r#"

@@ -1,13 +1,13 @@
 //! `nodedock claim`: claims of the local API.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use nodedock_kube::local_client::LocalClient;
+use nodedock_kube::local_client::{Applied, LocalClient};
 use nodedock_proto::node::v1;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::local_api::{connect, devices, text};
@@ -15,15 +15,19 @@ use super::output::{Format, Row, join, joined, print, print_text, table};
 use super::{CliError, Location, explain, names};
 use nodedock_core::manager::claims::manifest;
 
+const CLAIM: &str = "ResourceClaim";
+/// Kinds that say how claims are made: the same file may be applied again. The API refuses a change of what has to stay, such as a template's spec.
+const UPDATED: [&str; 3] = ["DeviceClass", "ResourceClaimTemplate", "Namespace"];
+
 #[derive(Subcommand)]
 pub(super) enum ClaimCommand {
-    /// Make claims, and wait until they are allocated
+    /// Make claims, and wait until they are allocated; make or update DeviceClasses, templates and Namespaces; make Pods
     Create(CreateArgs),
     /// Show claims, and the devices that they have
     Get(GetArgs),
-    /// Show a claim: its requests, its devices and consumers, or why it has no devices
+    /// Show claims: their requests, their devices and consumers, or why they have no devices
     Describe(NameArgs),
-    /// Delete claims; one that is in use goes when its last pod is unprepared
+    /// Delete a claim, or all objects of files; a claim that is in use goes when its last pod is unprepared
     Delete(DeleteArgs),
 }
 
@@ -44,10 +48,13 @@ pub(super) struct CreateArgs {
 pub(super) struct GetArgs {
     /// Only this one
     name: Option<String>,
+    /// Only the claims of this file; may be given several times
+    #[arg(short, long, value_name = "FILE", conflicts_with = "name")]
+    filename: Vec<PathBuf>,
     #[arg(short, long, value_name = "NAME", default_value = "default")]
     namespace: String,
     /// Of all namespaces
-    #[arg(short = 'A', long, conflicts_with = "name")]
+    #[arg(short = 'A', long, conflicts_with_all = ["name", "filename"])]
     all_namespaces: bool,
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
@@ -58,9 +65,12 @@ pub(super) struct NameArgs {
     /// NAME or NAMESPACE/NAME
     #[arg(required_unless_present = "filename", conflicts_with = "filename")]
     name: Option<String>,
-    /// The claims of this file
+    /// The objects of this file; may be given several times
     #[arg(short, long, value_name = "FILE")]
-    filename: Option<PathBuf>,
+    filename: Vec<PathBuf>,
+    /// Namespace of what names none
+    #[arg(short, long, value_name = "NAME", default_value = "default")]
+    namespace: String,
 }
 
 #[derive(Args)]
@@ -87,20 +97,43 @@ fn of(object: &Value) -> String {
     if namespace.is_empty() { name.to_owned() } else { format!("{namespace}/{name}") }
 }
 
+/// Objects of files, and where each of them is.
+fn documents(files: &[PathBuf]) -> Result<Vec<(String, Value)>> {
+    let mut all = Vec::new();
+    for file in files {
+        let file_name = file.display();
+        let documents = manifest::documents(file).with_context(|| format!("read {file_name}"))?.into_iter();
+        let at = |(index, document)| (format!("{file_name}, object {}", index + 1), document);
+        all.extend(documents.enumerate().map(at));
+    }
+    Ok(all)
+}
+
+fn kind_of(object: &Value) -> String {
+    match text(object, "/kind") {
+        CLAIM => "claim".to_owned(),
+        kind => kind.to_lowercase(),
+    }
+}
+
 async fn create(location: &Location, client: &LocalClient, args: CreateArgs) -> Result<()> {
     let mut claims = Vec::new();
-    for file in &args.filename {
-        let documents = manifest::documents(file).with_context(|| format!("read {}", file.display()))?;
-        for (index, document) in documents.iter().enumerate() {
-            let made = client.create(document, &args.namespace).await;
-            let made = made.with_context(|| format!("{}, object {}", file.display(), index + 1))?;
-            let kind = text(document, "/kind").to_lowercase();
-            if kind == "resourceclaim" {
-                claims.push(made);
-            } else {
-                print_text(&format!("{kind} {} created", of(&made)))?;
-            }
+    for (at, document) in documents(&args.filename)? {
+        let (made, applied) = match text(&document, "/kind") {
+            kind if UPDATED.contains(&kind) => client.apply(&document, &args.namespace).await,
+            _ => client.create(&document, &args.namespace).await.map(|made| (made, Applied::Created)),
         }
+        .context(at)?;
+        if text(&document, "/kind") == CLAIM {
+            claims.push(made);
+            continue;
+        }
+        let did = match applied {
+            Applied::Created => "created",
+            Applied::Updated => "updated",
+            Applied::Unchanged => "unchanged",
+        };
+        print_text(&format!("{} {} {did}", kind_of(&document), of(&made)))?;
     }
     let mut is_done = true;
     for claim in claims {
@@ -175,11 +208,17 @@ fn consumers(claim: &Value) -> Vec<String> {
 
 async fn get(client: &LocalClient, args: GetArgs) -> Result<()> {
     let claims = match &args.name {
-        Some(name) => {
-            let claim = client.claim(&args.namespace, name).await?;
-            vec![claim.ok_or_else(|| missing(&format!("{}/{name}", args.namespace)))?]
+        None if args.filename.is_empty() => {
+            client.claims((!args.all_namespaces).then_some(args.namespace.as_str())).await?
         }
-        None => client.claims((!args.all_namespaces).then_some(args.namespace.as_str())).await?,
+        name => {
+            let mut claims = Vec::new();
+            for (namespace, name) in named(name.as_deref(), &args.filename, &args.namespace)? {
+                let claim = client.claim(&namespace, &name).await?;
+                claims.push(claim.ok_or_else(|| missing("claim", &format!("{namespace}/{name}")))?);
+            }
+            claims
+        }
     };
     match (args.name.is_some(), claims.as_slice()) {
         (true, [claim]) => print(args.output, claim, || rows(args.output, &claims)),
@@ -191,41 +230,34 @@ fn rows(format: Format, claims: &[Value]) -> String {
     table(format, &claims.iter().cloned().map(ClaimRow).collect::<Vec<_>>(), "no claims")
 }
 
-fn missing(name: &str) -> anyhow::Error {
-    anyhow::anyhow!("there is no claim {name:?} in the local API; `nodedock claim get -A` lists them")
+fn missing(kind: &str, name: &str) -> anyhow::Error {
+    let list = if kind == "claim" { "; `nodedock claim get -A` lists them" } else { "" };
+    anyhow::anyhow!("there is no {kind} {name:?} in the local API{list}")
 }
 
-/// Names of claims, as NAMESPACE and NAME: the one that is given, or those of a file.
-fn named(args: &NameArgs) -> Result<Vec<(String, String)>> {
-    let one = args.name.as_deref().map(|name| {
-        let v1::ObjectRef { namespace, name, .. } = names::object(name);
-        vec![(namespace, name)]
-    });
-    match (one, &args.filename) {
-        (Some(one), _) => Ok(one),
-        (None, Some(file)) => claims_of(file),
-        (None, None) => Ok(Vec::new()),
+/// Namespace and name of claims: of the one that is given as `[NAMESPACE/]NAME`, or of those of files.
+fn named(name: Option<&str>, files: &[PathBuf], namespace: &str) -> Result<Vec<(String, String)>> {
+    let or_default = |of: &str| if of.is_empty() { namespace.to_owned() } else { of.to_owned() };
+    if let Some(name) = name {
+        let (of, name) = names::split(name);
+        return Ok(vec![(or_default(&of), name)]);
     }
-}
-
-fn claims_of(file: &Path) -> Result<Vec<(String, String)>> {
-    let documents = manifest::documents(file).with_context(|| format!("read {}", file.display()))?;
-    let claims = documents.iter().filter(|document| text(document, "/kind") == "ResourceClaim");
+    let documents = documents(files)?;
+    let claims = documents.iter().map(|(_, document)| document).filter(|of| text(of, "/kind") == CLAIM);
     let name = |claim: &Value| {
-        let namespace = Some(text(claim, "/metadata/namespace")).filter(|name| !name.is_empty());
-        (namespace.unwrap_or("default").to_owned(), text(claim, "/metadata/name").to_owned())
+        (or_default(text(claim, "/metadata/namespace")), text(claim, "/metadata/name").to_owned())
     };
     let claims: Vec<_> = claims.map(name).collect();
     if claims.is_empty() {
-        anyhow::bail!("there is no ResourceClaim in {}", file.display());
+        anyhow::bail!("there is no ResourceClaim in {}", joined(files.iter().map(|file| file.display())));
     }
     Ok(claims)
 }
 
 async fn describe(location: &Location, client: &LocalClient, args: &NameArgs) -> Result<()> {
-    for (namespace, name) in named(args)? {
+    for (namespace, name) in named(args.name.as_deref(), &args.filename, &args.namespace)? {
         let whole = format!("{namespace}/{name}");
-        let claim = client.claim(&namespace, &name).await?.ok_or_else(|| missing(&whole))?;
+        let claim = client.claim(&namespace, &name).await?.ok_or_else(|| missing("claim", &whole))?;
         let row = ClaimRow(claim);
         let mut lines = vec![format!("claim {whole} is {}", row.state())];
         let requests = row.0.pointer("/spec/devices/requests").and_then(Value::as_array);
@@ -264,18 +296,39 @@ fn request_line(request: &Value) -> String {
 }
 
 async fn delete(client: &LocalClient, args: &DeleteArgs) -> Result<()> {
-    let mut is_done = true;
-    for (namespace, name) in named(&args.names)? {
-        let whole = format!("{namespace}/{name}");
-        let claim = client.claim(&namespace, &name).await?.ok_or_else(|| missing(&whole))?;
-        let uid = text(&claim, "/metadata/uid").to_owned();
-        client.delete_claim(&namespace, &name, Some(&uid)).await?;
-        let most = Duration::from_secs(args.timeout);
+    let NameArgs { name, filename, namespace } = &args.names;
+    let objects = match name {
+        Some(name) => {
+            let (of, name) = names::split(name);
+            let of = if of.is_empty() { namespace } else { &of };
+            let metadata = json!({ "namespace": of, "name": name });
+            let claim = json!({ "apiVersion": "resource.k8s.io/v1", "kind": CLAIM, "metadata": metadata });
+            vec![(format!("claim {of}/{name}"), claim)]
+        }
+        None => documents(filename)?,
+    };
+    let (mut is_done, mut claims) = (true, Vec::new());
+    // All are deleted before one is waited for: a claim may be in use by a Pod of the same file.
+    for (at, object) in objects {
+        let kind = kind_of(&object);
+        match client.delete(&object, namespace).await.context(at)? {
+            Some(deleted) if kind == "claim" => claims.push(deleted),
+            Some(deleted) => print_text(&format!("{kind} {} deleted", of(&deleted)))?,
+            None => {
+                is_done = false;
+                eprintln!("error: {}", missing(&kind, &of(&object)));
+            }
+        }
+    }
+    let most = Duration::from_secs(args.timeout);
+    for claim in claims {
+        let of_claim = |field: &str| text(&claim, &format!("/metadata/{field}")).to_owned();
+        let (namespace, name, uid) = (of_claim("namespace"), of_claim("name"), of_claim("uid"));
         if args.timeout == 0 || client.until_gone(&namespace, &name, &uid, most).await {
-            print_text(&format!("claim {whole} deleted"))?;
+            print_text(&format!("claim {} deleted", of(&claim)))?;
         } else {
             is_done = false;
-            eprintln!("error: claim {whole} is in use: it goes when its last pod is unprepared");
+            eprintln!("error: claim {} is in use: it goes when its last pod is unprepared", of(&claim));
         }
     }
     CliError::unless_done(is_done)
@@ -283,8 +336,6 @@ async fn delete(client: &LocalClient, args: &DeleteArgs) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -299,6 +350,21 @@ mod tests {
             "reservedFor": [{ "resource": "pods", "name": "web", "uid": "u" }] });
         let expected = ["default", "one", "allocated,reserved", "d/n/p/x", "pods/web", ""];
         assert_eq!(cells(claim(allocated)), expected);
+    }
+
+    #[test]
+    fn claims_of_files_are_in_the_given_namespace_unless_they_name_one_and_other_objects_are_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("all.yaml");
+        let claim = |metadata: &str| format!("kind: ResourceClaim\nmetadata: {metadata}\n---\n");
+        let text = claim("{name: a}") + &claim("{name: b, namespace: own}") + "kind: DeviceClass\n";
+        std::fs::write(&file, text).unwrap();
+        let both = [("team".to_owned(), "a".to_owned()), ("own".to_owned(), "b".to_owned())];
+        assert_eq!(named(None, std::slice::from_ref(&file), "team").unwrap(), both);
+        assert_eq!(named(Some("own/b"), &[], "team").unwrap(), both[1..]);
+        std::fs::write(&file, "kind: DeviceClass\n").unwrap();
+        let error = named(None, &[file], "team").unwrap_err().to_string();
+        assert!(error.starts_with("there is no ResourceClaim in /"), "{error}");
     }
 
     #[test]

@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 use nodedock_kube::client::ErrorKind;
 use nodedock_kube::local::annotation_of;
-use nodedock_kube::local_client::{CreateError, LocalClient};
+use nodedock_kube::local_client::{LocalClient, ObjectError};
 use nodedock_proto::node::v1;
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
 use serde_json::{Value, json};
@@ -137,11 +137,11 @@ impl Owned {
         loop {
             match client.create(&claim, &args.namespace).await {
                 Ok(made) => return Self::new(&made),
-                Err(CreateError::Api(error)) if error.kind == ErrorKind::Conflict => {
+                Err(ObjectError::Api(error)) if error.kind == ErrorKind::Conflict => {
                     let made = client.claim(&args.namespace, &name).await?;
                     return Self::new(&made.context("it is gone already")?);
                 }
-                Err(CreateError::Api(error)) if error.is_unreachable() && began.elapsed() < DAEMON_WAIT => {
+                Err(ObjectError::Api(error)) if error.is_unreachable() && began.elapsed() < DAEMON_WAIT => {
                     sleep(DAEMON_RETRY).await;
                 }
                 Err(error) => return Err(error.into()),
