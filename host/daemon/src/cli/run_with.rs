@@ -1,13 +1,16 @@
 //! `nodedock run-with`: runs a program, such as a container tool, with devices that it has alone.
 //!
 //! The claim belongs to this process and to the program: when both have ended, in whatever way, the daemon unprepares and deletes it. What
-//! the program leaves behind, such as the monitor of a container, becomes a child of this process, which waits for it.
+//! the program leaves behind, such as the monitor of a container, becomes a child of this process, which waits for it. Signals that end a
+//! program are passed on as they come, but for those that its terminal sends to both.
 
 use std::ffi::OsString;
+use std::future::poll_fn;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
+use std::task::Poll;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -18,6 +21,7 @@ use nodedock_kube::local_client::{LocalClient, ObjectError};
 use nodedock_proto::node::v1;
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
 use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
@@ -25,7 +29,6 @@ use super::client::{connect as connect_to_daemon, is_connection_error};
 use super::local_api::{connect, text};
 use super::pods::request_for;
 use super::{CliError, Location, claim};
-use crate::app::Signals;
 use crate::convert;
 use nodedock_base::process::Process;
 use nodedock_model::ObjectRef;
@@ -91,11 +94,13 @@ pub(super) async fn run(location: &Location, args: RunWithArgs) -> Result<()> {
     with_devices(&args.program, &[])?;
     let client = connect(location).await?;
     let process = Process::this().context("identify this process")?;
-    let mut signals = Signals::new()?;
+    let mut signals = StopSignals::new()?;
     let claim = Owned::make(&client, &args, &process).await.context("make a claim")?;
     let prepared = tokio::select! {
         prepared = prepare(location, &client, &args, &claim) => prepared,
-        () = signals.received() => Err(CliError::Ended { code: 130 }.into()),
+        signal = signals.received() => {
+            Err(CliError::Ended { code: exit_code(OF_SIGNALS + signal.as_raw()) }.into())
+        }
     };
     let ended = match prepared {
         Ok(devices) => run_program(location, &args, &claim, &devices, signals).await,
@@ -260,7 +265,7 @@ async fn run_program(
     args: &RunWithArgs,
     claim: &Owned,
     devices: &[String],
-    mut signals: Signals,
+    mut signals: StopSignals,
 ) -> Result<u8> {
     set_child_subreaper(Some(getpid())).context("become the parent of what the program leaves behind")?;
     let mut program = Command::new(std::env::current_exe().context("find this program")?);
@@ -277,15 +282,58 @@ async fn run_program(
     loop {
         tokio::select! {
             ended = &mut all => return ended.context("wait for the program"),
-            // A terminal sends its signals to the program as well, and a second one does no harm.
-            () = signals.received() => {
+            signal = signals.received() => {
+                if signal == Signal::INT && is_foreground() {
+                    // The terminal has sent it to the program as well, which decides what it means.
+                    continue;
+                }
                 for child in children() {
                     // It may have ended.
-                    let _ = kill_process(child, Signal::TERM);
+                    let _ = kill_process(child, signal);
                 }
             }
         }
     }
+}
+
+/// The signals that end a program, without those that were ignored before this one began, as by `nohup`: its program ignores them as well.
+struct StopSignals(Vec<(Signal, tokio::signal::unix::Signal)>);
+
+impl StopSignals {
+    fn new() -> Result<Self> {
+        let ignored = std::fs::read_to_string("/proc/self/status").context("read the ignored signals")?;
+        let ignored = ignored.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or_default();
+        let heeded = [Signal::TERM, Signal::INT, Signal::HUP].into_iter();
+        let heeded = heeded.filter(|signal| ignored & (1 << (signal.as_raw() - 1)) == 0);
+        let listen = |heeded: Signal| {
+            let kind = SignalKind::from_raw(heeded.as_raw());
+            Ok((heeded, signal(kind).context("listen for signals")?))
+        };
+        heeded.map(listen).collect::<Result<_>>().map(Self)
+    }
+
+    /// The next one. One that is not received yet is not lost.
+    async fn received(&mut self) -> Signal {
+        poll_fn(|context| {
+            let mut all = self.0.iter_mut();
+            let ready = all.find_map(|(signal, stream)| match stream.poll_recv(context) {
+                Poll::Ready(Some(())) => Some(*signal),
+                Poll::Ready(None) | Poll::Pending => None,
+            });
+            ready.map_or(Poll::Pending, Poll::Ready)
+        })
+        .await
+    }
+}
+
+/// Whether this process is in the foreground of its terminal, which sends its signals to all of its process group.
+fn is_foreground() -> bool {
+    // Behind the name: state, parent, process group, session, terminal, and the terminal's foreground process group; -1 without a terminal.
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let mut fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_ascii_whitespace().skip(2);
+    let (group, foreground) = (fields.next(), fields.nth(2));
+    group.is_some() && group == foreground
 }
 
 /// The program, and what was left behind. They are children until they are waited for, so no other process has their numbers.
@@ -300,6 +348,10 @@ fn children() -> Vec<Pid> {
     numbers.into_iter().filter_map(Pid::from_raw).collect()
 }
 
+fn exit_code(of: i32) -> u8 {
+    u8::try_from(of).unwrap_or(NOT_STARTED)
+}
+
 /// Waits until there is no child any more, and returns the exit code of one.
 fn wait_for_all(program: Pid) -> u8 {
     let mut code = NOT_STARTED;
@@ -308,7 +360,7 @@ fn wait_for_all(program: Pid) -> u8 {
             Ok(Some((pid, status))) if pid == program => {
                 let ended =
                     status.exit_status().or(status.terminating_signal().map(|signal| OF_SIGNALS + signal));
-                code = ended.and_then(|code| u8::try_from(code).ok()).unwrap_or(NOT_STARTED);
+                code = ended.map_or(NOT_STARTED, exit_code);
             }
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => return code,

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use nodedock_tests::machine::or_skip;
 use nodedock_tests::{Daemon, Options, Root, children};
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::time::timeout;
 
@@ -39,7 +39,10 @@ fn kill_below(parent: Pid) {
 
 impl Program {
     fn start(root: &Root, select: &str, arguments: &[&str]) -> Self {
-        let mut command: Command = root.command();
+        Self::spawn(root.command(), select, arguments)
+    }
+
+    fn spawn(mut command: Command, select: &str, arguments: &[&str]) -> Self {
         command.args(["run-with", "--class", "gpu", "--select", select, "--"]).args(arguments);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
@@ -148,6 +151,48 @@ async fn a_program_keeps_its_device_when_its_parent_is_killed_and_frees_it_when_
     until_nothing_is_left(&daemon).await;
 }
 
+#[derive(Debug, Clone, Copy)]
+enum Victim {
+    Daemon,
+    /// `run-with`.
+    Parent,
+    Program,
+}
+
+#[tokio::test]
+async fn in_whatever_order_the_daemon_the_program_and_its_parent_are_killed_the_next_one_has_the_device() {
+    use Victim::{Daemon, Parent, Program as Held};
+    let mut daemon = machine().await;
+    for order in [
+        [Daemon, Parent, Held],
+        [Daemon, Held, Parent],
+        [Parent, Daemon, Held],
+        [Parent, Held, Daemon],
+        [Held, Daemon, Parent],
+        [Held, Parent, Daemon],
+    ] {
+        let (mut holder, program) = Program::that_stays(&daemon).await;
+        let mut next = Program::start(&daemon, ONE, &["sh", "-c", "echo has"]);
+        let api = api(&daemon).await;
+        while api.claims(None).await.unwrap().len() < 2 {
+            tokio::task::yield_now().await;
+        }
+        for victim in order {
+            match victim {
+                Daemon => daemon.kill9().await,
+                Held => kill_process(program, Signal::KILL).unwrap(),
+                Parent => {
+                    kill_process(holder.pid(), Signal::KILL).unwrap();
+                    holder.ended().await;
+                }
+            }
+        }
+        daemon.run().await;
+        assert_eq!((next.line().await.as_str(), next.ended().await), ("has", Some(0)), "{order:?}");
+        until_nothing_is_left(&daemon).await;
+    }
+}
+
 #[tokio::test]
 async fn what_a_program_leaves_behind_keeps_the_device_and_its_exit_code_is_passed_on() {
     let daemon = machine().await;
@@ -208,6 +253,79 @@ async fn a_program_that_cannot_have_a_device_or_cannot_start_leaves_nothing() {
         tokio::task::yield_now().await;
     }
     kill_process(waits.pid(), Signal::TERM).unwrap();
-    assert_eq!(waits.ended().await, Some(130));
+    assert_eq!(waits.ended().await, Some(128 + 15));
+    until_nothing_is_left(&daemon).await;
+    let mut waits = Program::spawn(with_signals(&daemon, "--default-signal"), "false", &["true"]);
+    while api.claims(None).await.unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    kill_process(waits.pid(), Signal::INT).unwrap();
+    assert_eq!(waits.ended().await, Some(128 + 2));
+    until_nothing_is_left(&daemon).await;
+}
+
+/// A program that writes the signals that it gets, until SIGTERM ends it.
+const HEEDS: &str = "trap 'echo INT' INT; trap 'echo HUP' HUP; trap 'echo TERM; kill $!; exit 3' TERM
+    tail -f /dev/null & echo ready; while :; do wait; done";
+
+/// The program with the signals as they are by default, or ignored, whatever the tests were started with.
+fn with_signals(root: &Root, how: &str) -> Command {
+    let program = root.command();
+    let mut command = Command::new("env");
+    command.arg(format!("{how}=INT,HUP")).arg(program.as_std().get_program());
+    let variables = program.as_std().get_envs().filter_map(|(name, value)| Some((name, value?)));
+    command.envs(variables).stdin(Stdio::null()).kill_on_drop(true);
+    // No terminal has it in its foreground.
+    command.process_group(0);
+    command
+}
+
+#[tokio::test]
+async fn signals_are_passed_on_as_they_come_and_those_that_are_ignored_are_not() {
+    let daemon = machine().await;
+    let heeds = ["sh", "-c", HEEDS];
+    let mut program = Program::spawn(with_signals(&daemon, "--default-signal"), ONE, &heeds);
+    assert_eq!(program.line().await, "ready");
+    for (signal, line) in [(Signal::INT, "INT"), (Signal::HUP, "HUP"), (Signal::TERM, "TERM")] {
+        kill_process(program.pid(), signal).unwrap();
+        assert_eq!(program.line().await, line);
+    }
+    assert_eq!(program.ended().await, Some(3));
+    until_nothing_is_left(&daemon).await;
+    // As under nohup. A shell cannot heed them either.
+    let mut program = Program::spawn(with_signals(&daemon, "--ignore-signal"), ONE, &heeds);
+    assert_eq!(program.line().await, "ready");
+    for signal in [Signal::INT, Signal::HUP, Signal::TERM] {
+        kill_process(program.pid(), signal).unwrap();
+    }
+    assert_eq!((program.line().await.as_str(), program.ended().await), ("TERM", Some(3)));
+    until_nothing_is_left(&daemon).await;
+}
+
+/// Ctrl-C ended programs that would have gone on, such as a shell or a debugger: they got SIGTERM as well.
+#[tokio::test]
+async fn an_interrupt_of_the_terminal_reaches_the_program_from_the_terminal_alone() {
+    let daemon = machine().await;
+    let nodedock = daemon.command();
+    // `script` has a terminal for its command, and passes on what is written to it.
+    let mut script = Command::new("script");
+    let run = format!("exec \"$NODEDOCK\" run-with --class gpu --select '{ONE}' -- sh -c \"$HEEDS\"");
+    script.args(["--quiet", "--return", "--command", &run, "/dev/null"]);
+    let variables = nodedock.as_std().get_envs().filter_map(|(name, value)| Some((name, value?)));
+    script.envs(variables).env("NODEDOCK", nodedock.as_std().get_program()).env("HEEDS", HEEDS);
+    let mut child =
+        script.stdin(Stdio::piped()).stdout(Stdio::piped()).kill_on_drop(true).spawn().expect("util-linux");
+    let mut keys = child.stdin.take().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut program = Program { child, lines };
+    // The terminal shows keys as well.
+    assert_eq!(program.line().await.trim(), "ready");
+    for _ in 0..2 {
+        keys.write_all(b"\x03").await.unwrap();
+        assert_eq!(program.line().await.trim().trim_start_matches("^C"), "INT");
+    }
+    let [run_with] = children(program.pid())[..] else { panic!("one child is expected") };
+    kill_process(run_with, Signal::TERM).unwrap();
+    assert_eq!((program.line().await.trim(), program.ended().await), ("TERM", Some(3)));
     until_nothing_is_left(&daemon).await;
 }
