@@ -33,7 +33,9 @@ impl Evaluator<'_> {
             Node::Variable(number) => {
                 self.variables.get(*number).cloned().unwrap_or_else(|| Err(no_such_key(&"variable")))
             }
-            Node::Select { operand, field, test } => select(&self.evaluate(operand)?, &field.0, *test),
+            Node::Select { operand, field, test } => {
+                select(&self.evaluate(operand)?, &field.0, *test, self.steps)
+            }
             Node::And(left, right) => self.logical(left, right, false),
             Node::Or(left, right) => self.logical(left, right, true),
             Node::List(items) => self.list(items),
@@ -108,6 +110,7 @@ impl Evaluator<'_> {
             let key =
                 Key::of(&value).ok_or(EvaluationError::NoSuchOverload { function: "a key of a map" })?;
             let Some(item) = self.item(item)? else { continue };
+            map.take_search(&key, self.steps)?;
             // The last one of two equal keys counts, as it does in cel-go.
             map.entries.insert(key, (value, item));
         }
@@ -137,12 +140,15 @@ impl Evaluator<'_> {
     }
 
     fn run(&mut self, range: &Node, body: &Loop) -> Evaluated {
-        let range = self.evaluate(range)?;
-        if let Value::List(values) = &range {
-            return self.run_over(values, body);
+        match self.evaluate(range)? {
+            Value::List(values) => self.run_over(&values, body),
+            Value::Map(map) => {
+                self.steps.take(map.entries.len())?;
+                let keys: Vec<_> = map.entries.values().map(|(key, _)| key.clone()).collect();
+                self.run_over(&keys, body)
+            }
+            _ => Err(EvaluationError::NoSuchOverload { function: "a macro" }),
         }
-        let keys = range.elements().ok_or(EvaluationError::NoSuchOverload { function: "a macro" })?;
-        self.run_over(&keys, body)
     }
 
     fn run_over(&mut self, elements: &[Value], body: &Loop) -> Evaluated {
@@ -207,7 +213,7 @@ fn bool(value: Value, function: &'static str) -> Result<bool, EvaluationError> {
 }
 
 /// Selects a field. Within an optional, the result is an optional.
-fn select(operand: &Value, field: &Key, test: Test) -> Evaluated {
+fn select(operand: &Value, field: &Key, test: Test, steps: &mut Steps) -> Evaluated {
     let (operand, is_optional) = match operand {
         Value::Optional(None) if test == Test::Presence => return Ok(Value::Bool(false)),
         Value::Optional(None) => return Ok(Value::Optional(None)),
@@ -215,7 +221,7 @@ fn select(operand: &Value, field: &Key, test: Test) -> Evaluated {
         operand => (operand, false),
     };
     let found = match operand {
-        Value::Map(map) => map.find(field),
+        Value::Map(map) => map.find(field, steps)?,
         Value::List(_) => return Err(no_such_key(&display(field))),
         _ => None,
     };

@@ -32,10 +32,7 @@ pub(super) fn call(function: Function, arguments: Vec<Value>, steps: &mut Steps)
         }
         F::Less | F::LessEquals | F::Greater | F::GreaterEquals => {
             let [left, right] = fixed(arguments, "<")?;
-            if let (Value::String(text), Value::String(_)) = (&left, &right) {
-                steps.take_text(text.len())?;
-            }
-            let order = value::compare(&left, &right).ok_or(no_overload("<"))?;
+            let order = value::compare(&left, &right, steps)?.ok_or(no_overload("<"))?;
             Ok(Value::Bool(match function {
                 F::Less => order == Ordering::Less,
                 F::LessEquals => order != Ordering::Greater,

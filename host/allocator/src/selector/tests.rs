@@ -242,7 +242,34 @@ fn hostile() -> Vec<String> {
     let joined = format!("{list}.map(x, {list}.map(y, '{}').join('{0}')).join() == ''", "x".repeat(2_000));
     let states =
         format!("{list}.exists(x, '{}'.matches('(a|b)*a(a|b){{300}}c'))", "aababbabaabbab".repeat(60));
-    vec![loops, texts, lists, pairs, replaced, pattern, states, joined]
+    let mut cases = vec![loops, texts, lists, pairs, replaced, pattern, states, joined];
+    // Short expressions over a long text, in loops that take few steps themselves.
+    let mut long = "'xxxxxxxxxxxxxxxx'".to_owned();
+    for _ in 0..9 {
+        long = format!("cel.bind(d, {long}, d + d)");
+    }
+    let keys: String = (0..600).map(|number| format!("{number}: 1, ")).collect();
+    for compared in [
+        "[t, t].isSorted()",
+        "'' != [t, t].min()",
+        "'' != [t, t].max()",
+        "'a'.indexOf(t) == -1",
+        "'a'.lastIndexOf(t) == -1",
+        "'a'.replace(t, t) == 'a'",
+        "'a'.split(t) == ['a']",
+        "!'a'.contains(t)",
+        "t in texts",
+        "texts[t] == 1",
+        "versions[0].compareTo(versions[1]) == 0",
+        "versions[0] == versions[1]",
+        "keys.exists(k, true)",
+    ] {
+        let inner = format!("{list}.all(x, {list}.all(y, {compared}))");
+        let inner = format!("cel.bind(keys, {{{keys} 0: 1}}, {inner})");
+        let inner = format!("cel.bind(versions, [semver('1.0.0-' + t), semver('1.0.0-' + t)], {inner})");
+        cases.push(format!("cel.bind(t, {long}, cel.bind(texts, {{t: 1}}, {inner}))"));
+    }
+    cases
 }
 
 #[test]

@@ -58,8 +58,16 @@ impl Key {
 }
 
 impl Map {
-    pub(super) fn find(&self, key: &Key) -> Option<&Value> {
-        self.entries.get(key).map(|(_, value)| value).or(self.default.as_ref())
+    pub(super) fn find(&self, key: &Key, steps: &mut Steps) -> Result<Option<&Value>, EvaluationError> {
+        self.take_search(key, steps)?;
+        Ok(self.entries.get(key).map(|(_, value)| value).or(self.default.as_ref()))
+    }
+
+    /// Takes the steps for the texts that a search of a key compares.
+    pub(super) fn take_search(&self, key: &Key, steps: &mut Steps) -> Result<(), EvaluationError> {
+        let Key::String(text) = key else { return Ok(()) };
+        let compared = self.entries.len().checked_ilog2().map_or(0, |log| log as usize + 1);
+        steps.take_text(text.len().saturating_mul(compared))
     }
 }
 
@@ -109,15 +117,6 @@ impl Value {
             Value::Quantity(_) | Value::Semver(_) | Value::Type(_) => false,
         }
     }
-
-    /// Returns the elements over which a macro goes: those of a list, the keys of a map.
-    pub(super) fn elements(&self) -> Option<Vec<Value>> {
-        match self {
-            Value::List(values) => Some(values.to_vec()),
-            Value::Map(map) => Some(map.entries.values().map(|(key, _)| key.clone()).collect()),
-            _ => None,
-        }
-    }
 }
 
 /// Returns the whole number that a number is, without loss.
@@ -165,7 +164,10 @@ fn equal_at(
         }
         (Value::Type(left), Value::Type(right)) => left == right,
         (Value::Quantity(left), Value::Quantity(right)) => left == right,
-        (Value::Semver(left), Value::Semver(right)) => left.cmp_precedence(right).is_eq(),
+        (Value::Semver(left), Value::Semver(right)) => {
+            steps.take_text(left.pre.len())?;
+            left.cmp_precedence(right).is_eq()
+        }
         (Value::Quantity(_) | Value::Semver(_), _) => return Ok(None),
         (Value::Optional(left), Value::Optional(right)) => match (left, right) {
             (Some(left), Some(right)) => return equal_at(left, right, steps, depth + 1),
@@ -187,7 +189,7 @@ fn equal_at(
                 return Ok(Some(false));
             }
             for (key, (_, value)) in &left.entries {
-                let Some(other) = right.find(key) else { return Ok(Some(false)) };
+                let Some(other) = right.find(key, steps)? else { return Ok(Some(false)) };
                 if equal_at(value, other, steps, depth + 1)? == Some(false) {
                     return Ok(Some(false));
                 }
@@ -209,12 +211,23 @@ pub(super) fn contains(list: &[Value], searched: &Value, steps: &mut Steps) -> R
 }
 
 /// Returns the order of two values; `None` if they have none.
-pub(super) fn compare(left: &Value, right: &Value) -> Option<Ordering> {
-    match (left, right) {
+///
+/// # Errors
+///
+/// Fails if the steps are used up.
+pub(super) fn compare(
+    left: &Value,
+    right: &Value,
+    steps: &mut Steps,
+) -> Result<Option<Ordering>, EvaluationError> {
+    Ok(match (left, right) {
         (Value::Bool(left), Value::Bool(right)) => Some(left.cmp(right)),
-        (Value::String(left), Value::String(right)) => Some(left.cmp(right)),
+        (Value::String(left), Value::String(right)) => {
+            steps.take_text(left.len())?;
+            Some(left.cmp(right))
+        }
         (left, right) => compare_numbers(left, right),
-    }
+    })
 }
 
 /// Whether values of this type have an order.

@@ -13,21 +13,23 @@ pub(super) fn call(function: Function, arguments: &[Value], steps: &mut Steps) -
         (F::In, [searched, Value::List(list)]) => value::contains(list, searched, steps).map(Value::Bool),
         // Not a key that is there by default only.
         (F::In, [searched, Value::Map(map)]) => {
-            Ok(Value::Bool(Key::of(searched).is_some_and(|key| map.entries.contains_key(&key))))
+            let Some(key) = Key::of(searched) else { return Ok(Value::Bool(false)) };
+            map.take_search(&key, steps)?;
+            Ok(Value::Bool(map.entries.contains_key(&key)))
         }
         (F::Index, [Value::Optional(None), _]) => Ok(Value::Optional(None)),
         (F::Index, [Value::Optional(Some(operand)), index]) => {
-            Ok(Value::Optional(find(operand, index)?.map(std::sync::Arc::new)))
+            Ok(Value::Optional(find(operand, index, steps)?.map(std::sync::Arc::new)))
         }
         (F::Index, [operand, index]) => {
-            find(operand, index)?.ok_or_else(|| EvaluationError::NoSuchKey { key: shown(index) })
+            find(operand, index, steps)?.ok_or_else(|| EvaluationError::NoSuchKey { key: shown(index) })
         }
         (F::OptionalIndex, [Value::Optional(None), _]) => Ok(Value::Optional(None)),
         (F::OptionalIndex, [Value::Optional(Some(operand)), index]) => {
-            Ok(Value::Optional(find(operand, index)?.map(std::sync::Arc::new)))
+            Ok(Value::Optional(find(operand, index, steps)?.map(std::sync::Arc::new)))
         }
         (F::OptionalIndex, [operand, index]) => {
-            Ok(Value::Optional(find(operand, index)?.map(std::sync::Arc::new)))
+            Ok(Value::Optional(find(operand, index, steps)?.map(std::sync::Arc::new)))
         }
         (F::Size, [Value::List(list)]) => Ok(length(list.len())),
         (F::Size, [Value::Map(map)]) => Ok(length(map.entries.len())),
@@ -88,13 +90,16 @@ pub(super) fn call(function: Function, arguments: &[Value], steps: &mut Steps) -
 }
 
 /// Returns the element of a list or a map.
-fn find(operand: &Value, index: &Value) -> Result<Option<Value>, EvaluationError> {
+fn find(operand: &Value, index: &Value, steps: &mut Steps) -> Result<Option<Value>, EvaluationError> {
     match operand {
         Value::List(list) => {
             let number = value::index(index).ok_or(no_overload("[]"))?;
             Ok(usize::try_from(number).ok().and_then(|number| list.get(number)).cloned())
         }
-        Value::Map(map) => Ok(Key::of(index).and_then(|key| map.find(&key)).cloned()),
+        Value::Map(map) => match Key::of(index) {
+            Some(key) => map.find(&key, steps).map(Option::<&Value>::cloned),
+            None => Ok(None),
+        },
         _ => Ok(None),
     }
 }
@@ -140,11 +145,12 @@ fn is_sorted(list: &[Value], steps: &mut Steps) -> Returned {
     if !list.iter().all(value::is_ordered) {
         return Err(no_overload("isSorted"));
     }
-    let falls = |pair: &[Value]| match pair {
-        [left, right] => value::compare(left, right) == Some(Ordering::Greater),
-        _ => false,
-    };
-    Ok(Value::Bool(!list.windows(2).any(falls)))
+    for (left, right) in list.iter().zip(list.iter().skip(1)) {
+        if value::compare(left, right, steps)? == Some(Ordering::Greater) {
+            return Ok(Value::Bool(false));
+        }
+    }
+    Ok(Value::Bool(true))
 }
 
 /// Returns the element that replaced every one that was in the order `replaced` to it.
@@ -155,7 +161,11 @@ fn extreme(list: &[Value], replaced: Ordering, function: &'static str, steps: &m
         if !value::is_ordered(value) {
             return Err(no_overload(function));
         }
-        if extreme.is_none_or(|extreme| value::compare(extreme, value) == Some(replaced)) {
+        let is_replaced = match extreme {
+            Some(extreme) => value::compare(extreme, value, steps)? == Some(replaced),
+            None => true,
+        };
+        if is_replaced {
             extreme = Some(value);
         }
     }

@@ -46,9 +46,9 @@ pub(super) fn call(function: Function, arguments: &[Value], steps: &mut Steps) -
             sum.map(|nanos| Value::Quantity(Quantity(nanos)))
                 .ok_or(EvaluationError::OutOfRange { function: "add" })
         }
-        (F::IsGreaterThan, [left, right]) => Ok(Value::Bool(order(left, right)? == Ordering::Greater)),
-        (F::IsLessThan, [left, right]) => Ok(Value::Bool(order(left, right)? == Ordering::Less)),
-        (F::CompareTo, [left, right]) => Ok(Value::Int(order(left, right)? as i64)),
+        (F::IsGreaterThan, [left, right]) => Ok(Value::Bool(order(left, right, steps)? == Ordering::Greater)),
+        (F::IsLessThan, [left, right]) => Ok(Value::Bool(order(left, right, steps)? == Ordering::Less)),
+        (F::CompareTo, [left, right]) => Ok(Value::Int(order(left, right, steps)? as i64)),
         (F::ToSemver | F::IsSemver, [Value::String(text), rest @ ..]) => {
             let parsed = match rest {
                 [] | [Value::Bool(false)] => semver::Version::parse(text).ok(),
@@ -78,10 +78,13 @@ fn whole(Quantity(nanos): Quantity) -> Option<i64> {
     (nanos % NANOS == 0).then(|| i64::try_from(nanos / NANOS).ok()).flatten()
 }
 
-fn order(left: &Value, right: &Value) -> Result<Ordering, EvaluationError> {
+fn order(left: &Value, right: &Value, steps: &mut Steps) -> Result<Ordering, EvaluationError> {
     match (left, right) {
         (Value::Quantity(left), Value::Quantity(right)) => Ok(left.cmp(right)),
-        (Value::Semver(left), Value::Semver(right)) => Ok(left.cmp_precedence(right)),
+        (Value::Semver(left), Value::Semver(right)) => {
+            steps.take_text(left.pre.len())?;
+            Ok(left.cmp_precedence(right))
+        }
         _ => Err(no_overload("compareTo")),
     }
 }

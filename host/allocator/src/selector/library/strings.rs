@@ -19,7 +19,12 @@ pub(super) fn call(function: Function, arguments: &[Value], steps: &mut Steps) -
     let Some(Value::String(text)) = arguments.first() else {
         return Err(no_overload("a function of strings"));
     };
-    steps.take_text(text.len())?;
+    // A search reads what it searches for too.
+    for argument in arguments {
+        if let Value::String(text) = argument {
+            steps.take_text(text.len())?;
+        }
+    }
     match (function, arguments.get(1..).unwrap_or_default()) {
         (F::Contains, [Value::String(part)]) => Ok(Value::Bool(text.contains(part.as_ref()))),
         (F::StartsWith, [Value::String(part)]) => Ok(Value::Bool(text.starts_with(part.as_ref()))),
