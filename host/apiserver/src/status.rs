@@ -301,6 +301,12 @@ pub fn expired(asked: u64, oldest: u64) -> Refusal {
     refusal(410, "Expired", format!("too old resource version: {asked} ({oldest})"), Value::Null)
 }
 
+/// A watch from a resource version that is not reached yet.
+pub fn expired_ahead(asked: u64, current: u64) -> Refusal {
+    let message = format!("too large resource version: {asked} ({current})");
+    refusal(410, "Expired", message, Value::Null)
+}
+
 /// A code on request, and what a server answers that knows no more.
 pub fn plain(code: u16) -> Refusal {
     let (reason, message) = match code {

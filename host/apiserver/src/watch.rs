@@ -90,6 +90,8 @@ impl Watching {
         let initial = self.route.query.get("sendInitialEvents").map(String::as_str);
         let streams_list = matches!(initial, Some("true" | "1"));
         match from {
+            // Of a server that had other objects: its client lists again, where it would wait for versions that it knows already.
+            Some(from) if from > now.revision => self.fail(&status::expired_ahead(from, now.revision)),
             Some(from) if from < forgotten && !streams_list => self.fail(&status::expired(from, forgotten)),
             Some(from) if !streams_list => {
                 self.sent = from;

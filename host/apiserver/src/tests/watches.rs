@@ -29,6 +29,29 @@ async fn a_watch_from_a_forgotten_version_is_refused_and_an_open_one_that_is_too
     }
 }
 
+/// After a lost checkpoint, versions begin again: a client that goes on from one of those before would never see a change.
+#[tokio::test]
+async fn a_watch_from_a_version_that_is_not_reached_yet_is_refused_so_that_its_client_lists_again() {
+    let server = server().await;
+    let version: u64 = get(&server, CLAIMS).await.version().parse().unwrap();
+    let watch = format!("{CLAIMS}?watch=true");
+    let streamed = "&sendInitialEvents=true&resourceVersionMatch=NotOlderThan";
+    for query in ["", streamed] {
+        let mut ahead = Lines::open(&server, &format!("{watch}{query}&resourceVersion=5230")).await;
+        let refused = ahead.next().await.unwrap();
+        let message = json!(format!("too large resource version: 5230 ({version})"));
+        assert_eq!((&refused["type"], &refused["object"]["code"]), (&json!("ERROR"), &json!(410)));
+        assert_eq!(
+            (&refused["object"]["reason"], &refused["object"]["message"]),
+            (&json!("Expired"), &message)
+        );
+        assert_eq!(ahead.next().await, None);
+    }
+    let mut newest = Lines::open(&server, &format!("{watch}&resourceVersion={version}")).await;
+    send(&server, "POST", CLAIMS, &claim("a")).await;
+    assert_eq!(newest.next_name().await, event("ADDED", "a"));
+}
+
 #[tokio::test]
 async fn a_list_can_be_streamed_until_a_bookmark_says_that_it_is_whole() {
     let server = server().await;
@@ -87,6 +110,10 @@ async fn options_that_do_not_go_together_are_refused() {
         (ahead.code, &ahead.body["details"]["causes"][0]["reason"]),
         (504, &json!("ResourceVersionTooLarge"))
     );
+    for how in ["Exact", "NotOlderThan"] {
+        let path = format!("{CLAIMS}?resourceVersion=999999&resourceVersionMatch={how}");
+        assert_eq!(get(&server, &path).await.code, 504, "{how}");
+    }
     let exact = get(&server, &format!("{CLAIMS}?resourceVersion=1&resourceVersionMatch=Exact")).await;
     assert_eq!((exact.code, &exact.body["reason"]), (410, &json!("Expired")));
 }
