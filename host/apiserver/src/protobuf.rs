@@ -1,14 +1,22 @@
-//! Bodies in Kubernetes' protobuf, which Go's clientset sends: slices, namespaces (of `kubectl create namespace`) and the options of
-//! deletes, as the JSON that they stand for.
+//! Bodies in Kubernetes' protobuf, which Go's typed clients send: the objects of the API and the options of deletions, as the JSON that they
+//! stand for.
 //!
-//! The numbers are those of `k8s.io/api/resource/v1`, `k8s.io/apimachinery` and `k8s.io/api/core/v1` 0.37. What has no message here is
-//! refused as a server refuses an encoding that it does not know.
+//! What is in which field is in `protobuf/messages.txt`, of Kubernetes 1.37; `cargo test --test interop -- protobuf` compares it with the
+//! official library. A field that is not there is dropped, and a kind that is not there is refused as an encoding that the server does not
+//! know.
 
 use std::collections::BTreeMap;
 
-use prost::{Message, Oneof};
-use serde::{Serialize, Serializer};
-use serde_json::{Value, json};
+use serde_json::{Map, Value};
+
+use crate::resources::{api_version, of_type};
+use fields::{Fields, Wire};
+use messages::{Count, Field, Kind, MESSAGES, Message};
+
+mod fields;
+mod messages;
+#[cfg(test)]
+mod tests;
 
 pub const CONTENT_TYPE: &str = "application/vnd.kubernetes.protobuf";
 /// What an encoded object begins with.
@@ -16,440 +24,116 @@ const MAGIC: &[u8] = b"k8s\0";
 
 /// The object as JSON; `None`: it is no object, or of a kind that is not known here.
 pub fn to_json(body: &[u8]) -> Option<Value> {
-    let envelope = Envelope::decode(body.strip_prefix(MAGIC)?).ok()?;
-    let TypeMeta { api_version, kind } = envelope.type_meta?;
-    let mut json = match (api_version.as_str(), kind.as_str()) {
-        ("resource.k8s.io/v1", "ResourceSlice") => {
-            serde_json::to_value(ResourceSlice::decode(&*envelope.raw).ok()?).ok()?
+    let [type_meta, raw] = pair(body.strip_prefix(MAGIC)?)?;
+    let [version, kind] = pair(type_meta.bytes()?)?;
+    let (version, kind) = (version.text()?, kind.text()?);
+    let mut object = decode(message_of(version, kind)?, raw.bytes()?)?;
+    object.insert("apiVersion".to_owned(), version.into());
+    object.insert("kind".to_owned(), kind.into());
+    Some(Value::Object(object))
+}
+
+/// The message of an object's type.
+fn message_of(version: &str, kind: &str) -> Option<&'static Message> {
+    if kind == "DeleteOptions" {
+        return MESSAGES.get("meta.DeleteOptions");
+    }
+    let group = version.split_once('/').map_or("", |(group, _)| group);
+    of_type(version, kind).filter(|_| api_version(group) == version)?;
+    let package = if group.is_empty() { "core" } else { group.split('.').next().unwrap_or_default() };
+    MESSAGES.get(format!("{package}.{kind}").as_str())
+}
+
+/// The fields 1 and 2 of a message, which are empty if they are not set.
+fn pair(bytes: &[u8]) -> Option<[Wire<'_>; 2]> {
+    let fields: BTreeMap<u64, Wire<'_>> = Fields(bytes).collect::<Option<_>>()?;
+    Some([1, 2].map(|number| fields.get(&number).copied().unwrap_or(Wire::Bytes(&[]))))
+}
+
+fn decode(message: &Message, bytes: &[u8]) -> Option<Map<String, Value>> {
+    let mut object = Map::new();
+    for field in Fields(bytes) {
+        let (number, wire) = field?;
+        if let Some(field) = message.get(&number) {
+            add(&mut object, field, wire)?;
         }
-        ("v1", "Namespace") => serde_json::to_value(Namespace::decode(&*envelope.raw).ok()?).ok()?,
-        (_, "DeleteOptions") => serde_json::to_value(DeleteOptions::decode(&*envelope.raw).ok()?).ok()?,
-        _ => return None,
+    }
+    Some(object)
+}
+
+fn add(object: &mut Map<String, Value>, field: &Field, wire: Wire<'_>) -> Option<()> {
+    let of_name = |object: &mut Map<String, Value>, empty: Value| match object.get_mut(field.name) {
+        Some(_) => {}
+        None => drop(object.insert(field.name.to_owned(), empty)),
     };
-    drop_unset(&mut json);
-    json["apiVersion"] = api_version.into();
-    json["kind"] = kind.into();
-    Some(json)
-}
-
-/// Protobuf has no difference between what is not set and what is empty, as far as JSON's `omitempty` goes.
-fn drop_unset(json: &mut Value) {
-    match json {
-        Value::Object(fields) => {
-            // An empty text is the value of an attribute.
-            fields
-                .iter_mut()
-                .filter(|(name, _)| *name != "attributes")
-                .for_each(|(_, value)| drop_unset(value));
-            let is_unset = |value: &Value| match value {
-                Value::Null => true,
-                Value::Array(list) => list.is_empty(),
-                Value::String(text) => text.is_empty(),
-                Value::Object(fields) => fields.is_empty(),
-                _ => false,
-            };
-            fields.retain(|_, value| !is_unset(value));
+    match field.count {
+        Count::Many => {
+            let value = value(field.kind, wire)?;
+            of_name(object, Value::Array(Vec::new()));
+            object.get_mut(field.name)?.as_array_mut()?.push(value);
         }
-        Value::Array(list) => list.iter_mut().for_each(drop_unset),
-        _ => {}
-    }
-}
-
-/// A message whose field names in JSON are those in camel case.
-macro_rules! message {
-    ($name:ident { $($(#[$attribute:meta])* $field:ident: $type:ty,)* }) => {
-        #[derive(Clone, PartialEq, Message, Serialize)]
-        #[serde(rename_all = "camelCase")]
-        struct $name {
-            $($(#[$attribute])* $field: $type,)*
+        Count::Map => {
+            let [key, of_key] = pair(wire.bytes()?)?;
+            let value = value(field.kind, of_key)?;
+            of_name(object, Value::Object(Map::new()));
+            object.get_mut(field.name)?.as_object_mut()?.insert(key.text()?.to_owned(), value);
         }
-    };
+        Count::One | Count::OneUnlessZero => match value(field.kind, wire)? {
+            Value::Null => {}
+            // The fields of a part without a name are those of the whole.
+            Value::Object(fields) if field.name.is_empty() => object.extend(fields),
+            value if field.count == Count::OneUnlessZero && is_zero(&value) => {}
+            value => drop(object.insert(field.name.to_owned(), value)),
+        },
+    }
+    Some(())
 }
 
-#[derive(Clone, PartialEq, Message)]
-struct Envelope {
-    #[prost(message, optional, tag = "1")]
-    type_meta: Option<TypeMeta>,
-    #[prost(bytes = "vec", tag = "2")]
-    raw: Vec<u8>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct TypeMeta {
-    #[prost(string, tag = "1")]
-    api_version: String,
-    #[prost(string, tag = "2")]
-    kind: String,
-}
-
-/// A quantity, a text in JSON.
-#[derive(Clone, PartialEq, Message)]
-struct Quantity {
-    #[prost(string, tag = "1")]
-    text: String,
-}
-
-impl Serialize for Quantity {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(&self.text)
+fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::Number(number) => number.as_i64() == Some(0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
     }
 }
 
-/// A moment in seconds, a text in JSON.
-#[derive(Clone, PartialEq, Message)]
-struct Time {
-    #[prost(int64, tag = "1")]
-    seconds: i64,
-}
-
-impl Serialize for Time {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let moment = jiff::Timestamp::from_second(self.seconds).unwrap_or_default();
-        to.collect_str(&moment.strftime("%Y-%m-%dT%H:%M:%SZ"))
+fn value(kind: Kind, wire: Wire<'_>) -> Option<Value> {
+    match kind {
+        Kind::Text => wire.text().map(Value::from),
+        Kind::Int => wire.number().map(Value::from),
+        Kind::Bool => wire.number().map(|number| Value::from(number != 0)),
+        Kind::Time => time(wire, "%Y-%m-%dT%H:%M:%SZ"),
+        Kind::MicroTime => time(wire, "%Y-%m-%dT%H:%M:%S%.6fZ"),
+        Kind::Quantity => pair(wire.bytes()?)?[0].text().map(Value::from),
+        Kind::IntOrText => int_or_text(wire.bytes()?),
+        Kind::Json => match pair(wire.bytes()?)?[0].bytes()? {
+            [] => Some(Value::Null),
+            text => serde_json::from_slice(text).ok(),
+        },
+        Kind::Message(name) => decode(MESSAGES.get(name)?, wire.bytes()?).map(Value::Object),
     }
 }
 
-message!(DeleteOptions {
-    #[prost(int64, optional, tag = "1")]
-    grace_period_seconds: Option<i64>,
-    #[prost(message, optional, tag = "2")]
-    preconditions: Option<Preconditions>,
-    #[prost(string, optional, tag = "4")]
-    propagation_policy: Option<String>,
-});
-
-message!(Preconditions {
-    #[prost(string, optional, tag = "1")]
-    uid: Option<String>,
-    #[prost(string, optional, tag = "2")]
-    resource_version: Option<String>,
-});
-
-message!(ObjectMeta {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(string, tag = "2")]
-    generate_name: String,
-    #[prost(string, tag = "5")]
-    uid: String,
-    #[prost(string, tag = "6")]
-    resource_version: String,
-    #[prost(message, optional, tag = "8")]
-    creation_timestamp: Option<Time>,
-    #[prost(btree_map = "string, string", tag = "11")]
-    labels: BTreeMap<String, String>,
-    #[prost(btree_map = "string, string", tag = "12")]
-    annotations: BTreeMap<String, String>,
-    #[prost(message, repeated, tag = "13")]
-    owner_references: Vec<OwnerReference>,
-    #[prost(string, repeated, tag = "14")]
-    finalizers: Vec<String>,
-});
-
-message!(OwnerReference {
-    #[prost(string, tag = "5")]
-    api_version: String,
-    #[prost(string, tag = "1")]
-    kind: String,
-    #[prost(string, tag = "3")]
-    name: String,
-    #[prost(string, tag = "4")]
-    uid: String,
-    #[prost(bool, optional, tag = "6")]
-    controller: Option<bool>,
-    #[prost(bool, optional, tag = "7")]
-    block_owner_deletion: Option<bool>,
-});
-
-message!(Namespace {
-    #[prost(message, optional, tag = "1")]
-    metadata: Option<ObjectMeta>,
-});
-
-message!(ResourceSlice {
-    #[prost(message, optional, tag = "1")]
-    metadata: Option<ObjectMeta>,
-    #[prost(message, optional, tag = "2")]
-    spec: Option<Spec>,
-});
-
-message!(Spec {
-    #[prost(string, tag = "1")]
-    driver: String,
-    #[prost(message, optional, tag = "2")]
-    pool: Option<Pool>,
-    #[prost(string, optional, tag = "3")]
-    node_name: Option<String>,
-    #[prost(message, optional, tag = "4")]
-    node_selector: Option<NodeSelector>,
-    #[prost(bool, optional, tag = "5")]
-    all_nodes: Option<bool>,
-    #[prost(message, repeated, tag = "6")]
-    devices: Vec<Device>,
-    #[prost(bool, optional, tag = "7")]
-    per_device_node_selection: Option<bool>,
-    #[prost(message, repeated, tag = "8")]
-    shared_counters: Vec<CounterSet>,
-    #[prost(string, optional, tag = "9")]
-    partition_type_attribute: Option<String>,
-    #[prost(string, repeated, tag = "10")]
-    skip_node_operations: Vec<String>,
-});
-
-message!(Pool {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(int64, tag = "2")]
-    generation: i64,
-    #[prost(int64, tag = "3")]
-    resource_slice_count: i64,
-});
-
-message!(NodeSelector {
-    #[prost(message, repeated, tag = "1")]
-    node_selector_terms: Vec<NodeSelectorTerm>,
-});
-
-message!(NodeSelectorTerm {
-    #[prost(message, repeated, tag = "1")]
-    match_expressions: Vec<NodeSelectorRequirement>,
-    #[prost(message, repeated, tag = "2")]
-    match_fields: Vec<NodeSelectorRequirement>,
-});
-
-message!(NodeSelectorRequirement {
-    #[prost(string, tag = "1")]
-    key: String,
-    #[prost(string, tag = "2")]
-    operator: String,
-    #[prost(string, repeated, tag = "3")]
-    values: Vec<String>,
-});
-
-message!(Device {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(btree_map = "string, message", tag = "2")]
-    attributes: BTreeMap<String, Attribute>,
-    #[prost(btree_map = "string, message", tag = "3")]
-    capacity: BTreeMap<String, Capacity>,
-    #[prost(message, repeated, tag = "4")]
-    consumes_counters: Vec<Consumption>,
-    #[prost(string, optional, tag = "5")]
-    node_name: Option<String>,
-    #[prost(message, optional, tag = "6")]
-    node_selector: Option<NodeSelector>,
-    #[prost(bool, optional, tag = "7")]
-    all_nodes: Option<bool>,
-    #[prost(message, repeated, tag = "8")]
-    taints: Vec<Taint>,
-    #[prost(bool, optional, tag = "9")]
-    binds_to_node: Option<bool>,
-    #[prost(string, repeated, tag = "10")]
-    binding_conditions: Vec<String>,
-    #[prost(string, repeated, tag = "11")]
-    binding_failure_conditions: Vec<String>,
-    #[prost(bool, optional, tag = "12")]
-    allow_multiple_allocations: Option<bool>,
-    #[prost(btree_map = "string, message", tag = "14")]
-    node_allocatable_resources: BTreeMap<String, NodeAllocatable>,
-});
-
-/// One value, or lists; the key in JSON is the type. An empty text is a value.
-#[derive(Clone, PartialEq, Message)]
-struct Attribute {
-    #[prost(oneof = "Single", tags = "2, 3, 4, 5")]
-    single: Option<Single>,
-    #[prost(int64, repeated, tag = "6")]
-    ints: Vec<i64>,
-    #[prost(bool, repeated, tag = "7")]
-    bools: Vec<bool>,
-    #[prost(string, repeated, tag = "8")]
-    strings: Vec<String>,
-    #[prost(string, repeated, tag = "9")]
-    versions: Vec<String>,
+/// A moment as a text; without any content, it is no moment.
+fn time(wire: Wire<'_>, format: &str) -> Option<Value> {
+    let bytes = wire.bytes()?;
+    if bytes.is_empty() {
+        return Some(Value::Null);
+    }
+    let [seconds, nanos] = pair(bytes)?.map(|wire| wire.number().unwrap_or_default());
+    let moment = jiff::Timestamp::new(seconds, i32::try_from(nanos).ok()?).ok()?;
+    Some(moment.strftime(format).to_string().into())
 }
 
-#[derive(Clone, PartialEq, Oneof, Serialize)]
-#[serde(rename_all = "camelCase")]
-enum Single {
-    #[prost(int64, tag = "2")]
-    Int(i64),
-    #[prost(bool, tag = "3")]
-    Bool(bool),
-    #[prost(string, tag = "4")]
-    String(String),
-    #[prost(string, tag = "5")]
-    Version(String),
-}
-
-impl Serialize for Attribute {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let lists = [
-            ("ints", json!(self.ints)),
-            ("bools", json!(self.bools)),
-            ("strings", json!(self.strings)),
-            ("versions", json!(self.versions)),
-        ];
-        match &self.single {
-            Some(single) => single.serialize(to),
-            None => to.collect_map(lists.into_iter().filter(|(_, list)| *list != json!([]))),
-        }
-    }
-}
-
-message!(Capacity {
-    #[prost(message, optional, tag = "1")]
-    value: Option<Quantity>,
-    #[prost(message, optional, tag = "2")]
-    request_policy: Option<RequestPolicy>,
-});
-
-message!(RequestPolicy {
-    #[prost(message, optional, tag = "1")]
-    default: Option<Quantity>,
-    #[prost(message, repeated, tag = "3")]
-    valid_values: Vec<Quantity>,
-    #[prost(message, optional, tag = "4")]
-    valid_range: Option<Range>,
-});
-
-message!(Range {
-    #[prost(message, optional, tag = "1")]
-    min: Option<Quantity>,
-    #[prost(message, optional, tag = "2")]
-    max: Option<Quantity>,
-    #[prost(message, optional, tag = "3")]
-    step: Option<Quantity>,
-});
-
-message!(Consumption {
-    #[prost(string, tag = "1")]
-    counter_set: String,
-    #[prost(btree_map = "string, message", tag = "2")]
-    counters: BTreeMap<String, Counter>,
-    #[prost(string, repeated, tag = "3")]
-    compatibility_groups: Vec<String>,
-});
-
-message!(CounterSet {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(btree_map = "string, message", tag = "2")]
-    counters: BTreeMap<String, Counter>,
-});
-
-message!(Counter {
-    #[prost(message, optional, tag = "1")]
-    value: Option<Quantity>,
-});
-
-message!(Taint {
-    #[prost(string, tag = "1")]
-    key: String,
-    #[prost(string, tag = "2")]
-    value: String,
-    #[prost(string, tag = "3")]
-    effect: String,
-    #[prost(message, optional, tag = "4")]
-    time_added: Option<Time>,
-});
-
-message!(NodeAllocatable {
-    #[prost(message, optional, tag = "3")]
-    mapping: Option<Mapping>,
-    #[prost(message, optional, tag = "4")]
-    overhead: Option<Overhead>,
-});
-
-message!(Mapping {
-    #[prost(string, optional, tag = "1")]
-    capacity_key: Option<String>,
-    #[prost(message, optional, tag = "2")]
-    capacity_multiplier: Option<Quantity>,
-    #[prost(message, optional, tag = "3")]
-    device_multiplier: Option<Quantity>,
-});
-
-message!(Overhead {
-    #[prost(message, optional, tag = "1")]
-    per_pod: Option<Quantity>,
-    #[prost(message, optional, tag = "2")]
-    per_container: Option<Quantity>,
-});
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn encoded(api_version: &str, kind: &str, message: &impl Message) -> Vec<u8> {
-        let type_meta = TypeMeta { api_version: api_version.to_owned(), kind: kind.to_owned() };
-        let envelope = Envelope { type_meta: Some(type_meta), raw: message.encode_to_vec() };
-        [MAGIC, &envelope.encode_to_vec()].concat()
-    }
-
-    #[test]
-    fn a_slice_is_the_json_that_it_stands_for() {
-        let quantity = |text: &str| Some(Quantity { text: text.to_owned() });
-        let attribute = |single| Attribute { single: Some(single), ..Attribute::default() };
-        let device = Device {
-            name: "gpu-0".to_owned(),
-            attributes: [
-                ("n".to_owned(), attribute(Single::Int(0))),
-                ("t".to_owned(), attribute(Single::String(String::new()))),
-                ("l".to_owned(), Attribute { ints: vec![1, 2], ..Attribute::default() }),
-            ]
-            .into(),
-            capacity: [("memory".to_owned(), Capacity { value: quantity("1Gi"), request_policy: None })]
-                .into(),
-            taints: vec![Taint {
-                key: "k".to_owned(),
-                effect: "NoSchedule".to_owned(),
-                time_added: Some(Time { seconds: 0 }),
-                ..Taint::default()
-            }],
-            ..Device::default()
-        };
-        let slice = ResourceSlice {
-            metadata: Some(ObjectMeta { generate_name: "a-".to_owned(), ..ObjectMeta::default() }),
-            spec: Some(Spec {
-                driver: "d".to_owned(),
-                pool: Some(Pool { name: "p".to_owned(), generation: 0, resource_slice_count: 1 }),
-                node_name: Some("n".to_owned()),
-                devices: vec![device],
-                ..Spec::default()
-            }),
-        };
-        let json = to_json(&encoded("resource.k8s.io/v1", "ResourceSlice", &slice)).unwrap();
-        let device = json!({
-            "name": "gpu-0",
-            "attributes": { "n": { "int": 0 }, "t": { "string": "" }, "l": { "ints": [1, 2] } },
-            "capacity": { "memory": { "value": "1Gi" } },
-            "taints": [{ "key": "k", "effect": "NoSchedule", "timeAdded": "1970-01-01T00:00:00Z" }],
-        });
-        let expected = json!({
-            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": { "generateName": "a-" },
-            "spec": {
-                "driver": "d", "nodeName": "n", "devices": [device],
-                "pool": { "name": "p", "generation": 0, "resourceSliceCount": 1 },
-            },
-        });
-        assert_eq!(json, expected);
-    }
-
-    #[test]
-    fn a_namespace_is_its_metadata() {
-        let metadata = ObjectMeta { name: "team".to_owned(), ..ObjectMeta::default() };
-        let namespace = encoded("v1", "Namespace", &Namespace { metadata: Some(metadata) });
-        let expected = json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": { "name": "team" } });
-        assert_eq!(to_json(&namespace), Some(expected));
-    }
-
-    #[test]
-    fn what_is_no_known_object_is_none() {
-        let slice = encoded("resource.k8s.io/v1", "ResourceSlice", &ResourceSlice::default());
-        assert!(to_json(&slice).is_some() && to_json(&slice[1..]).is_none());
-        assert!(to_json(&slice[..slice.len() / 2]).is_none() && to_json(b"{}").is_none());
-        assert!(to_json(&encoded("v1", "Pod", &ResourceSlice::default())).is_none());
+/// The first field says whether it is the text of the third or the number of the second.
+fn int_or_text(bytes: &[u8]) -> Option<Value> {
+    let fields: BTreeMap<u64, Wire<'_>> = Fields(bytes).collect::<Option<_>>()?;
+    let number = |field: u64| fields.get(&field).map_or(Some(0), |wire| wire.number());
+    match number(1)? {
+        0 => number(2).map(Value::from),
+        _ => fields.get(&3).map_or(Some(""), |wire| wire.text()).map(Value::from),
     }
 }

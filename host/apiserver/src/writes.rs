@@ -321,7 +321,13 @@ pub(crate) fn delete(draft: &mut Draft, write: &Write<'_>) -> Result<Written, Re
     if write.options.controllers && route.resource.plural == "namespaces" && route.name == "default" {
         return Err(status::namespace_stays(route));
     }
-    let policy = write.body["propagationPolicy"].as_str().unwrap_or_else(|| route.asked("propagationPolicy"));
+    let policy = match (&write.body["propagationPolicy"], &write.body["orphanDependents"]) {
+        (Value::String(policy), _) => policy,
+        // What clients sent before there were policies.
+        (_, Value::Bool(true)) => "Orphan",
+        (_, Value::Bool(false)) => "Background",
+        _ => route.asked("propagationPolicy"),
+    };
     match policy {
         "" | "Background" | "Foreground" => {}
         "Orphan" => garbage::orphan(draft, &old),

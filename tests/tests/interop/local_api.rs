@@ -5,6 +5,7 @@ mod drivers;
 mod informers;
 mod kubectl;
 mod patches;
+mod typed;
 
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;

@@ -12,6 +12,7 @@ mod node_api;
 mod pod_resources;
 mod policy;
 mod programs;
+mod protobuf;
 mod registration;
 mod selectors;
 

@@ -1,5 +1,6 @@
 //! Creations, updates, patches, deletions, and the requests that are refused.
 
+use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::client::{CLAIMS, JSON, SLICES, ask, claim, get, get_as, names, send, send_as, server, slice};
@@ -123,6 +124,35 @@ async fn a_dry_run_answers_and_changes_nothing() {
     let options = json!({ "kind": "DeleteOptions", "apiVersion": "v1", "dryRun": ["All"] });
     assert_eq!(send(&server, "DELETE", &format!("{CLAIMS}/a"), &options).await.code, 200);
     assert_eq!(names(&get(&server, CLAIMS).await.body), ["a"]);
+}
+
+/// As Go's typed client sends them, which has no options in the address. The numbers are those of the fields: 3 is `orphanDependents`.
+#[tokio::test]
+async fn the_options_of_a_deletion_in_protobuf_count() {
+    let server = server().await;
+    send(&server, "POST", CLAIMS, &claim("a")).await;
+    let options = |fields: &[u8]| {
+        let head = b"k8s\0\x0a\x13\x0a\x02v1\x12\x0dDeleteOptions\x12";
+        Bytes::from([&head[..], &[u8::try_from(fields.len()).unwrap()], fields].concat())
+    };
+    let path = format!("{CLAIMS}/a");
+    let delete = async |fields: &[u8]| {
+        let headers = [("content-type", crate::PROTOBUF)];
+        ask(&server, "DELETE", &path, &headers, options(fields)).await.code
+    };
+    assert_eq!(delete(b"\x2a\x03All").await, 200);
+    assert_eq!(delete(b"\x2a\x04Some").await, 400);
+    assert_eq!(delete(b"\x12\x03\x0a\x01x").await, 409);
+    assert_eq!(names(&get(&server, CLAIMS).await.body), ["a"]);
+    let uid = get(&server, &path).await.body["metadata"]["uid"].clone();
+    let owner =
+        json!({ "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "name": "a", "uid": uid });
+    let mut dependent = claim("b");
+    dependent["metadata"]["ownerReferences"] = json!([owner]);
+    send(&server, "POST", CLAIMS, &dependent).await;
+    assert_eq!(delete(b"\x18\x01").await, 200);
+    assert_eq!(names(&get(&server, CLAIMS).await.body), ["b"]);
+    assert_eq!(delete(b"").await, 404);
 }
 
 #[tokio::test]
