@@ -34,6 +34,7 @@ mod tests;
 mod validate;
 mod watch;
 mod writes;
+mod yaml;
 
 pub use discovery::{discovered_group, discovered_resources};
 pub use identity::{Identity, IdentityError, kubeconfig};

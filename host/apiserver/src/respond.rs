@@ -21,8 +21,8 @@ use crate::status::{self, Refusal};
 use crate::table::{IncludeObject, table};
 use crate::validate::Compiled;
 use crate::watch::Watching;
-use crate::writes::{self, PATCHES, Write};
-use crate::{discovery, openapi, reviews};
+use crate::writes::{self, APPLY, PATCHES, Write};
+use crate::{discovery, openapi, reviews, yaml};
 
 /// Largest body of a request in bytes, that of Kubernetes' API server.
 const BODY_BYTES_MAX: usize = 3 << 20;
@@ -31,6 +31,9 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Times that the expressions of an object are compiled for one write: a patch has others if the object changes meanwhile.
 const COMPILED_MAX: usize = 4;
 const JSON: &str = "application/json";
+const YAML: &str = "application/yaml";
+/// The encodings of an object. Kubernetes' protobuf is one of some kinds alone, so that no client is advised to use it.
+const BODIES: [&str; 2] = [JSON, YAML];
 
 /// The body of an answer; of a watch, it goes on until the watch ends.
 pub type Body = UnsyncBoxBody<Bytes, std::convert::Infallible>;
@@ -246,13 +249,15 @@ fn read(route: &Route, content_type: &str, body: &[u8]) -> Result<Value, Refusal
     }
     let media_type = content_type.split(';').next().unwrap_or_default().trim();
     match (route.verb, media_type) {
+        ("patch", APPLY) => yaml::parsed(body),
         ("patch", media_type) if PATCHES.contains(&media_type) => parsed(body),
         ("patch", _) => Err(status::unsupported_type(&PATCHES)),
         (_, "" | JSON) => parsed(body),
+        (_, YAML) => yaml::parsed(body),
         (_, protobuf::CONTENT_TYPE) => {
-            protobuf::to_json(body).ok_or_else(|| status::unsupported_type(&[JSON]))
+            protobuf::to_json(body).ok_or_else(|| status::unsupported_type(&BODIES))
         }
-        _ => Err(status::unsupported_type(&[JSON])),
+        _ => Err(status::unsupported_type(&BODIES)),
     }
 }
 

@@ -22,7 +22,7 @@ mod metadata;
 mod patches;
 
 pub(crate) use metadata::now;
-pub(crate) use patches::{PATCHES, patch};
+pub(crate) use patches::{APPLY, PATCHES, patch};
 
 /// Largest object that is stored, in bytes as JSON: what etcd takes of a cluster's API server.
 const OBJECT_BYTES_MAX: usize = 1_572_864;

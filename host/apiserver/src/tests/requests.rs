@@ -89,9 +89,10 @@ async fn an_object_and_a_body_that_are_too_large_are_refused() {
 async fn bodies_in_other_encodings_and_answers_in_others_are_refused() {
     let server = server().await;
     let accepted = "the body of the request was in an unknown format - accepted media types include: ";
-    for kind in ["application/yaml", "application/vnd.kubernetes.protobuf", "text/plain"] {
+    for kind in ["application/vnd.kubernetes.protobuf", "text/plain"] {
         let refused = send_as(&server, "POST", CLAIMS, kind, &claim("a")).await;
-        assert_eq!((refused.code, refused.message()), (415, format!("{accepted}{JSON}").as_str()));
+        let types = format!("{accepted}{JSON}, application/yaml");
+        assert_eq!((refused.code, refused.message()), (415, types.as_str()));
     }
     let refused = send_as(&server, "PATCH", &format!("{CLAIMS}/a"), JSON, &claim("a")).await;
     assert_eq!(
@@ -153,6 +154,59 @@ async fn the_options_of_a_deletion_in_protobuf_count() {
     assert_eq!(delete(b"\x18\x01").await, 200);
     assert_eq!(names(&get(&server, CLAIMS).await.body), ["b"]);
     assert_eq!(delete(b"").await, 404);
+}
+
+#[tokio::test]
+async fn objects_in_yaml_are_created_and_applied() {
+    let server = server().await;
+    let path = format!("{CLAIMS}/a");
+    let yaml = |count: &str| {
+        format!(
+            "# A claim.\napiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata:\n  name: a\nspec:\n  devices:\n    requests:\n\
+             \x20   - name: gpu\n      exactly: {{deviceClassName: gpu.example.com, count: {count}}}\n"
+        )
+    };
+    let send = async |method: &str, path: &str, kind: &str, body: String| {
+        ask(&server, method, path, &[("content-type", kind)], body.into()).await
+    };
+    let apply = format!("{path}?fieldManager=one");
+    let applied = send("PATCH", &apply, "application/apply-patch+yaml", yaml("2")).await;
+    assert_eq!(applied.code, 201, "{}", applied.text);
+    assert_eq!(applied.body["spec"]["devices"]["requests"][0]["exactly"]["count"], 2);
+    let labels = "---\nmetadata: {labels: {'a': \"1\"}}\n".to_owned();
+    let applied =
+        send("PATCH", &format!("{path}?fieldManager=two"), "application/apply-patch+yaml", labels).await;
+    assert_eq!((applied.code, &applied.body["metadata"]["labels"]), (200, &json!({ "a": "1" })));
+    let created =
+        send("POST", CLAIMS, "application/yaml; charset=utf-8", yaml("1").replace("name: a", "name: b"))
+            .await;
+    assert_eq!(created.code, 201, "{}", created.text);
+    let options = "preconditions: {uid: other}".to_owned();
+    assert_eq!(send("DELETE", &path, "application/yaml", options).await.code, 409);
+
+    let deep = format!("metadata: {}1{}", "{a: ".repeat(200), "}".repeat(200));
+    let nested: String = (0..200).map(|depth| format!("{}a:\n", " ".repeat(depth))).collect();
+    for wrong in [
+        String::new(),
+        "metadata: {name: a".to_owned(),
+        "- a".to_owned(),
+        "metadata:\n\tname: a".to_owned(),
+        format!("{}---\n{}", yaml("2"), yaml("3")),
+        "metadata: &m {name: a}\nspec: *m".to_owned(),
+        "metadata: {name: a}\nmetadata: {name: a}".to_owned(),
+        yaml("[1]"),
+        "[".repeat(100_000),
+        deep,
+        nested,
+    ] {
+        let refused = send("PATCH", &apply, "application/apply-patch+yaml", wrong.clone()).await;
+        assert_eq!((refused.code, &refused.body["reason"]), (400, &json!("BadRequest")), "{wrong}");
+    }
+    let not_text =
+        ask(&server, "POST", CLAIMS, &[("content-type", "application/yaml")], Bytes::from_static(b"a: \xff"))
+            .await;
+    assert_eq!(not_text.code, 400);
+    assert_eq!(get(&server, &path).await.body["spec"]["devices"]["requests"][0]["exactly"]["count"], 2);
 }
 
 #[tokio::test]

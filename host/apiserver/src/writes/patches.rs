@@ -17,7 +17,7 @@ pub(crate) const PATCHES: [&str; 4] = [JSON_PATCH, MERGE, STRATEGIC, APPLY];
 const JSON_PATCH: &str = "application/json-patch+json";
 const MERGE: &str = "application/merge-patch+json";
 const STRATEGIC: &str = "application/strategic-merge-patch+json";
-const APPLY: &str = "application/apply-patch+yaml";
+pub(crate) const APPLY: &str = "application/apply-patch+yaml";
 
 pub(crate) fn patch(draft: &mut Draft, write: &Write<'_>) -> Result<Written, Refusal> {
     let route = write.route;
