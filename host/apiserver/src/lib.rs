@@ -43,7 +43,7 @@ pub use resources::{DRA_GROUP, EVENTS_GROUP, Resource, resource, resources};
 pub use respond::Body;
 pub use route::{Query, Route};
 pub use serve::{ServeError, serve_tls, serve_unix};
-pub use server::{Check, OpenError, Options, Server};
+pub use server::{Check, ObjectWrite, OpenError, Options, Server};
 pub use state::{Draft, Snapshot};
 pub use status::{Cause, Refusal};
 pub use storage::{Change, Loaded, Memory, ObjectKey, Storage, StorageError};

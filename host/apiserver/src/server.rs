@@ -19,8 +19,25 @@ use crate::writes::now;
 /// they take several times as much.
 const HISTORY_BYTES_MAX: usize = 4 << 20;
 
-/// A check beyond the published rules of an object: the request, the object, and the one that it replaces.
-pub type Check = Arc<dyn Fn(&Route, &Value, Option<&Value>) -> Vec<Cause> + Send + Sync>;
+/// A check beyond the published rules of an object.
+pub type Check = Arc<dyn Fn(&Route, ObjectWrite<'_>) -> Vec<Cause> + Send + Sync>;
+
+/// What a request does with an object.
+#[derive(Clone, Copy, Debug)]
+pub enum ObjectWrite<'a> {
+    Created(&'a Value),
+    Updated { new: &'a Value, old: &'a Value },
+    Deleted(&'a Value),
+}
+
+impl<'a> ObjectWrite<'a> {
+    /// The object as the request leaves it, or as it was before its deletion.
+    pub fn object(self) -> &'a Value {
+        match self {
+            Self::Created(object) | Self::Updated { new: object, .. } | Self::Deleted(object) => object,
+        }
+    }
+}
 
 /// How a server behaves.
 #[derive(Clone)]

@@ -10,7 +10,7 @@ use crate::merge::{DEPTH_MAX, is_deeper, is_same_but_times};
 use crate::resources::{self, EVENTS_GROUP, VERSION};
 use crate::route::Route;
 use crate::selector::Selector;
-use crate::server::{Check, Options};
+use crate::server::{Check, ObjectWrite, Options};
 use crate::state::{Draft, Snapshot, key};
 use crate::status::{self, Cause, Refusal};
 use crate::storage::ObjectKey;
@@ -160,7 +160,7 @@ fn create_object(
         causes.extend(validate::event(&object, route.group == EVENTS_GROUP));
     }
     if let Some(check) = write.check {
-        causes.extend(check(route, &object, None));
+        causes.extend(check(route, ObjectWrite::Created(&object)));
     }
     if !causes.is_empty() {
         return Err(status::invalid(route, &name, &causes));
@@ -270,7 +270,7 @@ fn replace(
     }
     let mut causes = published_rules(draft.snapshot(), write, &new, Some(old))?;
     if let Some(check) = write.check {
-        let more = check(route, &new, Some(old));
+        let more = check(route, ObjectWrite::Updated { new: &new, old });
         causes.extend(more.into_iter().filter(|more| !causes_name(&causes, &more.field)).collect::<Vec<_>>());
     }
     if !causes.is_empty() {
@@ -321,6 +321,7 @@ pub(crate) fn delete(draft: &mut Draft, write: &Write<'_>) -> Result<Written, Re
     if write.options.controllers && route.resource.plural == "namespaces" && route.name == "default" {
         return Err(status::namespace_stays(route));
     }
+    can_be_deleted(write, &old)?;
     let policy = match (&write.body["propagationPolicy"], &write.body["orphanDependents"]) {
         (Value::String(policy), _) => policy,
         // What clients sent before there were policies.
@@ -339,6 +340,18 @@ pub(crate) fn delete(draft: &mut Draft, write: &Write<'_>) -> Result<Written, Re
         }
     }
     Ok((200, end(draft, &at(route), &old, write.options.controllers)))
+}
+
+/// What the check has against a deletion.
+fn can_be_deleted(write: &Write<'_>, object: &Value) -> Result<(), Refusal> {
+    let causes = write.check.map(|check| check(write.route, ObjectWrite::Deleted(object)));
+    match causes.filter(|causes| !causes.is_empty()) {
+        Some(causes) => {
+            let name = object["metadata"]["name"].as_str().unwrap_or_default();
+            Err(status::invalid(write.route, name, &causes))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Removes an object, or marks it if it has finalizers or is a namespace with objects. A pod goes at once, as one does that is deleted by
@@ -378,6 +391,7 @@ pub(crate) fn delete_all(draft: &mut Draft, write: &Write<'_>) -> Result<Vec<Val
         .filter(|(key, _)| !(write.options.controllers && is_default_namespace(key)))
         .map(|(key, object)| (key.clone(), Arc::clone(object)))
         .collect();
+    found.iter().try_for_each(|(_, object)| can_be_deleted(write, object))?;
     for (key, object) in &found {
         end(draft, key, object, write.options.controllers);
     }

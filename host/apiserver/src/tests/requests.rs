@@ -1,9 +1,12 @@
 //! Creations, updates, patches, deletions, and the requests that are refused.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::client::{CLAIMS, JSON, SLICES, ask, claim, get, get_as, names, send, send_as, server, slice};
+use crate::{Cause, ObjectWrite};
 
 #[tokio::test]
 async fn of_two_writers_with_one_version_the_second_is_refused() {
@@ -154,6 +157,29 @@ async fn the_options_of_a_deletion_in_protobuf_count() {
     assert_eq!(delete(b"\x18\x01").await, 200);
     assert_eq!(names(&get(&server, CLAIMS).await.body), ["b"]);
     assert_eq!(delete(b"").await, 404);
+}
+
+#[tokio::test]
+async fn a_check_refuses_deletions_of_one_object_and_of_all() {
+    let server = server().await;
+    for (name, driver) in [("a", "a.example.com"), ("b", "b.example.com")] {
+        assert_eq!(send(&server, "POST", SLICES, &slice(name, driver)).await.code, 201);
+    }
+    let others = server.with_check(Arc::new(|_, write| {
+        let kept = matches!(write, ObjectWrite::Deleted(slice) if slice["spec"]["driver"] == "b.example.com");
+        if kept { vec![Cause::forbidden("spec.driver", "it stays")] } else { Vec::new() }
+    }));
+    let refused = send(&others, "DELETE", &format!("{SLICES}/b"), &Value::Null).await;
+    assert_eq!(
+        (refused.code, refused.message()),
+        (422, "ResourceSlice.resource.k8s.io \"b\" is invalid: spec.driver: Forbidden: it stays")
+    );
+    // One that stays keeps all.
+    assert_eq!(send(&others, "DELETE", SLICES, &Value::Null).await.code, 422);
+    assert_eq!(names(&get(&others, SLICES).await.body), ["a", "b"]);
+    assert_eq!(send(&others, "DELETE", &format!("{SLICES}/a"), &Value::Null).await.code, 200);
+    assert_eq!(send(&server, "DELETE", SLICES, &Value::Null).await.code, 200);
+    assert_eq!(names(&get(&server, SLICES).await.body), Vec::<&str>::new());
 }
 
 #[tokio::test]

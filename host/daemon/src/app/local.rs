@@ -301,13 +301,14 @@ impl LocalApi {
     }
 }
 
-/// Refuses slices of drivers whose slices the daemon publishes: another program that wrote them would give away devices that are not there.
+/// Refuses writes of slices of drivers whose slices the daemon publishes: another program that wrote them would give away devices that are
+/// not there, and one that deleted them would hide devices.
 fn of_others(registry: Registry) -> Check {
-    Arc::new(move |route, slice, _| {
+    Arc::new(move |route, write| {
         if route.resource.plural != "resourceslices" {
             return Vec::new();
         }
-        let name = slice["spec"]["driver"].as_str().unwrap_or_default();
+        let name = write.object()["spec"]["driver"].as_str().unwrap_or_default();
         let driver = DriverName::new(name).ok().filter(|driver| registry.kind(driver).is_some());
         let published = driver.filter(|driver| !registry.publishes_itself(driver));
         let why = "the slices of this driver are published by the daemon that runs it";
@@ -342,10 +343,12 @@ impl PreparedClaims for Prepared {
 
 #[cfg(test)]
 mod tests {
+    use nodedock_apiserver::{DRA_GROUP, ObjectWrite, Route, resource};
     use serde_json::Value;
 
     use super::*;
     use nodedock_core::checkpoint;
+    use nodedock_model::DriverKind;
 
     fn object(name: &str, uid: &str) -> Arc<Value> {
         Arc::new(json!({ "kind": "Pod", "apiVersion": "v1", "metadata": { "name": name, "uid": uid } }))
@@ -354,6 +357,41 @@ mod tests {
     fn change(name: &str, object: Option<Arc<Value>>, revision: u64) -> ObjectChange {
         let key = ObjectKey { resource: "pods", namespace: "default".to_owned(), name: name.to_owned() };
         ObjectChange { key, object, revision }
+    }
+
+    #[test]
+    fn slices_that_the_daemon_publishes_are_neither_written_nor_deleted_by_others() {
+        let registry = Registry::new(Changes::default(), Conditions::default(), None);
+        let name = |name: &str| DriverName::new(name).unwrap();
+        for (kind, source, driver) in [
+            (DriverKind::Wasm, "gpu.wasm", "gpu.example.com"),
+            (DriverKind::Grpc, "nic.sock", "nic.example.com"),
+        ] {
+            registry.update(kind, source, |view| view.name = Some(name(driver)));
+        }
+        let check = of_others(registry);
+        let refused = |plural: &str, driver: &str| {
+            let slice = json!({ "spec": { "driver": driver } });
+            let route = Route {
+                verb: "",
+                group: DRA_GROUP.to_owned(),
+                resource: resource(plural).unwrap(),
+                namespace: String::new(),
+                name: "s".to_owned(),
+                subresource: String::new(),
+                query: BTreeMap::new(),
+            };
+            let writes = [
+                ObjectWrite::Created(&slice),
+                ObjectWrite::Updated { new: &slice, old: &slice },
+                ObjectWrite::Deleted(&slice),
+            ];
+            writes.map(|write| !check(&route, write).is_empty())
+        };
+        assert_eq!(refused("resourceslices", "gpu.example.com"), [true; 3]);
+        assert_eq!(refused("resourceslices", "nic.example.com"), [false; 3]);
+        assert_eq!(refused("resourceslices", "elsewhere.example.com"), [false; 3]);
+        assert_eq!(refused("resourceclaims", "gpu.example.com"), [false; 3]);
     }
 
     #[tokio::test]

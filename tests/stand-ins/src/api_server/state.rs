@@ -6,7 +6,8 @@ use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use nodedock_apiserver::{
-    Cause, Check, Loaded, Memory, Options, Query, Resource, Route, Server, Snapshot, immutable_allocation,
+    Cause, Check, Loaded, Memory, ObjectWrite, Options, Query, Resource, Route, Server, Snapshot,
+    immutable_allocation,
 };
 use serde_json::Value;
 use tokio::sync::watch;
@@ -146,8 +147,7 @@ impl Shared {
     pub(super) async fn new() -> Self {
         let spaced = Spaced::default();
         let checked = Arc::clone(&spaced);
-        let check: Check =
-            Arc::new(move |route, new, old| changes_spaces(&locked(&checked), route, new, old));
+        let check: Check = Arc::new(move |route, write| changes_spaces(&locked(&checked), route, write));
         let options = Options {
             controllers: false,
             taint_rules: true,
@@ -186,8 +186,11 @@ impl Shared {
 }
 
 /// A status of a claim with spaced parameters, which looks like a change of its allocation.
-fn changes_spaces(spaced: &BTreeSet<String>, route: &Route, new: &Value, old: Option<&Value>) -> Vec<Cause> {
-    let Some(old) = old.filter(|_| route.subresource == "status") else { return Vec::new() };
+fn changes_spaces(spaced: &BTreeSet<String>, route: &Route, write: ObjectWrite<'_>) -> Vec<Cause> {
+    let ObjectWrite::Updated { new, old } = write else { return Vec::new() };
+    if route.subresource != "status" {
+        return Vec::new();
+    }
     let allocation = &new["status"]["allocation"];
     let is_changed = spaced.contains(old["metadata"]["uid"].as_str().unwrap_or_default())
         && !old["status"]["allocation"].is_null()
