@@ -55,6 +55,8 @@ func run() error {
 		return err
 	}
 	config.Wrap(onlyProtobuf)
+	// The requests are few, and none waits for its turn.
+	config.QPS = -1
 	clients, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return err
