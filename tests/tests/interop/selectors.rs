@@ -1,5 +1,9 @@
 //! Compares the selectors with the scheduler's own, on generated expressions and devices.
-//! `NODEDOCK_ORACLE_CASES` and `NODEDOCK_ORACLE_SEED` set another number of them, and another seed.
+//! `NODEDOCK_ORACLE_CASES` and `NODEDOCK_ORACLE_SEED` set another number of them, and another seed:
+//!
+//! ```sh
+//! NODEDOCK_ORACLE_CASES=100000 cargo test --workspace --features nodedock/failpoints --test interop -- selectors
+//! ```
 
 use std::collections::HashSet;
 use std::io::Write as _;
@@ -157,10 +161,15 @@ fn selectors_agree_with_those_of_the_scheduler() {
         }
     }
     println!("refused, failed, true, false: {kinds:?}");
+    let least = cases.len() * VERDICT_PERCENT_MIN / 100;
+    assert!(kinds.iter().all(|count| *count >= least), "each verdict occurs: {kinds:?} of {}", cases.len());
     assert!(differences.is_empty(), "{} differ:\n{}", differences.len(), differences.join("\n"));
 }
 
 const DRIVER: &str = "gpu.example.com";
+
+/// Of a hundred expressions, how many have each verdict at least.
+const VERDICT_PERCENT_MIN: usize = 2;
 
 /// Where the two may differ. The scheduler panics on an optional element of unknown type, knows no variable whose value is a type, refuses a
 /// literal as index that can be none, fails on a version in `in` with a list of literals, and takes a list as key of a map. It looks at the
