@@ -77,6 +77,27 @@ pub fn request(pod: &v1::ObjectRef, claims: &[&v1::Claim]) -> v1::PreparePodRequ
     }
 }
 
+/// A pod with a claim of the local API.
+pub fn of_claim(pod: &v1::ObjectRef, claim: &str) -> v1::PreparePodRequest {
+    let pod_claim_name = "gpu".to_owned();
+    let reference = v1::ClaimReference {
+        pod_claim_name: pod_claim_name.clone(),
+        claim_name: claim.to_owned(),
+        claim_uid: String::new(),
+    };
+    let container = v1::Container {
+        name: "main".to_owned(),
+        claims: vec![v1::ContainerClaim { pod_claim_name, request: String::new() }],
+        ..v1::Container::default()
+    };
+    v1::PreparePodRequest {
+        pod: Some(pod.clone()),
+        claims: vec![reference],
+        containers: vec![container],
+        ..v1::PreparePodRequest::default()
+    }
+}
+
 /// The claim with one more consumer.
 pub fn reserved(mut claim: v1::Claim, pod: &v1::ObjectRef) -> v1::Claim {
     let (resource, name, uid) = ("pods".to_owned(), pod.name.clone(), pod.uid.clone());

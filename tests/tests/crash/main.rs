@@ -8,6 +8,7 @@ mod adapters;
 mod bindings;
 mod driver;
 mod load;
+mod local;
 mod lost;
 mod points;
 mod random;

@@ -9,8 +9,12 @@ use serde_json::{Value, json};
 use crate::table::{Table, Times};
 use crate::{CdiOnTmpfs, Size};
 
-/// Devices of the machine: as many as one driver file may have.
+/// Devices of the driver: as many as one driver file may have.
 const DEVICES: usize = 4096;
+/// Slices of another driver that publishes by itself, and the devices of each. With these the machine has 5000 devices.
+const OTHER_SLICES: usize = 8;
+const OTHER_DEVICES: usize = 113;
+const ALL_DEVICES: usize = DEVICES + OTHER_SLICES * OTHER_DEVICES;
 
 pub(crate) async fn run(size: Size, table: &mut Table) {
     let [_, live, _] = size.live;
@@ -21,6 +25,7 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
     daemon.until_serving(MOCK_GPU_FILE).await;
     let socket = daemon.socket().with_file_name("api.sock");
     let api = LocalClient::connect(&socket).await.expect("the local API listens");
+    publish_others(&api).await;
     until_published(&api).await;
     let selector = format!("device.driver == '{MOCK_GPU_NAME}'");
     let class = json!({
@@ -42,7 +47,7 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
         client.unprepare_pod(v1::UnpreparePodRequest { pod: Some(pod) }).await.expect("unprepare");
 
         let (name, pod) = (format!("claim-{n}"), compose::pod(&format!("pod-{n}")));
-        let request = of_claim(&pod, &name);
+        let request = compose::of_claim(&pod, &name);
         let work = async {
             let claim = allocations.time(allocated(&api, &name)).await;
             prepared(client.prepare_pod(request).await);
@@ -52,17 +57,31 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
         client.unprepare_pod(v1::UnpreparePodRequest { pod: Some(pod) }).await.expect("unprepare");
         api.delete_claim("default", &name, claim["metadata"]["uid"].as_str()).await.expect("delete");
     }
-    let row = format!("prepare of a named device, {DEVICES} devices, {live} claims");
+    let row = format!("prepare of a named device, {ALL_DEVICES} devices, {live} claims");
     table.times(&row, &named, "", "in turns with the next rows");
     table.times("allocate a claim of the local API", &allocations, &row, "from its creation, one selector");
     table.times("allocate and prepare it", &both, &row, "");
+}
+
+async fn publish_others(api: &LocalClient) {
+    for slice in 0..OTHER_SLICES {
+        let devices: Vec<_> =
+            (0..OTHER_DEVICES).map(|n| json!({ "name": format!("other-{slice}-{n}") })).collect();
+        // On all nodes: those of this node go if their driver does not come.
+        let slice = json!({
+            "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": { "name": format!("other-{slice}") },
+            "spec": { "driver": "other.example.com", "allNodes": true, "devices": devices,
+                "pool": { "name": "others", "generation": 1, "resourceSliceCount": OTHER_SLICES } },
+        });
+        api.create(&slice, "default").await.expect("a slice");
+    }
 }
 
 async fn until_published(api: &LocalClient) {
     let count = |slices: Vec<Value>| {
         slices.iter().map(|slice| slice["spec"]["devices"].as_array().map_or(0, Vec::len)).sum::<usize>()
     };
-    while count(api.slices().await.expect("slices")) < DEVICES {
+    while count(api.slices().await.expect("slices")) < ALL_DEVICES {
         tokio::task::yield_now().await;
     }
 }
@@ -75,26 +94,6 @@ async fn allocated(api: &LocalClient, name: &str) -> Value {
     });
     api.create(&claim, "default").await.expect("a claim");
     api.until_allocated("default", name).await.expect("there are devices")
-}
-
-fn of_claim(pod: &v1::ObjectRef, claim: &str) -> v1::PreparePodRequest {
-    let pod_claim_name = "gpu".to_owned();
-    let reference = v1::ClaimReference {
-        pod_claim_name: pod_claim_name.clone(),
-        claim_name: claim.to_owned(),
-        claim_uid: String::new(),
-    };
-    let container = v1::Container {
-        name: "main".to_owned(),
-        claims: vec![v1::ContainerClaim { pod_claim_name, request: String::new() }],
-        ..v1::Container::default()
-    };
-    v1::PreparePodRequest {
-        pod: Some(pod.clone()),
-        claims: vec![reference],
-        containers: vec![container],
-        ..v1::PreparePodRequest::default()
-    }
 }
 
 fn prepared(answer: Result<tonic::Response<v1::PreparePodResponse>, tonic::Status>) {
