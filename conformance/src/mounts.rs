@@ -47,8 +47,13 @@ mod tests {
         let file = directory.path().join("boot-id");
         assert!(boot_id(&file).await.is_err());
         std::fs::write(&file, "another boot\n").unwrap();
-        // Where root may not mount there is only the error.
-        let Ok(words) = boot_id(&file).await else { return };
+        let Ok(words) = boot_id(&file).await else {
+            assert!(
+                read_only(directory.path()).await.is_err(),
+                "root may mount here, and not over the boot ID"
+            );
+            return;
+        };
         let seen = std::process::Command::new(&words[0])
             .args(&words[1..])
             .args(["cat", "/proc/sys/kernel/random/boot_id"])

@@ -28,6 +28,6 @@ fn parsed_apart(body: &[u8]) -> Result<Value, Refusal> {
 
 fn parse(body: &[u8]) -> Result<Value, String> {
     let budget = serde_saphyr::budget! { max_depth: DEPTH_MAX, max_aliases: 0 };
-    let options = serde_saphyr::options! { budget: budget, with_snippet: false };
+    let options = serde_saphyr::options! { budget: budget, with_snippet: false, legacy_octal_numbers: true };
     serde_saphyr::from_slice_with_options(body, options).map_err(|error| error.to_string())
 }

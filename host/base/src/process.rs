@@ -98,6 +98,10 @@ impl Process {
             return Err(ProcessError::OtherNamespace(self.pid));
         }
         let Some(pid) = Pid::from_raw(self.pid) else { return Ok(()) };
+        // The number may be that of another program's thread by now, for which there is no descriptor.
+        if start_of(self.pid).map_err(failed)? != Some(self.start) {
+            return Ok(());
+        }
         let descriptor: OwnedFd = match pidfd_open(pid, PidfdFlags::NONBLOCK) {
             Ok(descriptor) => descriptor,
             Err(rustix::io::Errno::SRCH) => return Ok(()),

@@ -227,39 +227,33 @@ impl Adapters {
         generation: u64,
         devices: BTreeMap<String, PluginDevice>,
     ) {
-        let is_current = self.of_plugin(resource, generation, |adapted| {
+        self.of_plugin(resource, generation, |adapted| {
             adapted.listed = Some(devices);
             adapted.set_left(None);
-        });
-        if is_current {
+            // Before others see the state: a withdrawal sets it in the same way.
             self.0.parts.conditions.clear(ProblemCode::AdapterWithoutPlugin, resource.as_str());
-        }
+        });
     }
 
     /// A plugin's stream or registration ended.
     pub fn left(&self, resource: &ExtendedResource, generation: u64, why: &Problem) {
         self.of_plugin(resource, generation, |adapted| {
             adapted.plugin = None;
-            adapted.set_left(Some((Instant::now(), why.message.clone())));
+            // A plugin that comes and goes without a list does not begin again.
+            let since = adapted.left.as_ref().map_or_else(Instant::now, |(since, _)| *since);
+            adapted.set_left(Some((since, why.message.clone())));
         });
     }
 
-    /// Changes what is known by a registration. False: it was replaced.
-    fn of_plugin(
-        &self,
-        resource: &ExtendedResource,
-        generation: u64,
-        change: impl FnOnce(&mut Adapted),
-    ) -> bool {
+    /// Changes what is known by a registration, unless it was replaced.
+    fn of_plugin(&self, resource: &ExtendedResource, generation: u64, change: impl FnOnce(&mut Adapted)) {
         let mut state = self.state();
-        let Some(adapted) = state.adapted.get_mut(resource) else { return false };
-        if adapted.plugin.as_ref().is_none_or(|(known, _)| *known != generation) {
-            return false;
-        }
+        let current =
+            |adapted: &&mut Adapted| adapted.plugin.as_ref().is_some_and(|(known, _)| *known == generation);
+        let Some(adapted) = state.adapted.get_mut(resource).filter(current) else { return };
         change(adapted);
         drop(state);
         self.changed();
-        true
     }
 
     /// Takes what pods of the node API have. What they have by the plugins' IDs becomes only less, whichever of two calls comes first.
@@ -287,6 +281,18 @@ impl Adapters {
             let resource = adapted.adapter.resource.clone();
             let held = adapted.held_identities().into_iter();
             held.map(|(identity, id)| (identity, (resource.clone(), id))).collect::<Vec<_>>()
+        };
+        state.adapted.values().flat_map(of).collect()
+    }
+
+    /// Identity strings of devices that pods of a kubelet may have by the plugins' IDs, each with the resource and its driver: it is not known
+    /// yet whether they do.
+    pub fn unread_identities(&self) -> BTreeMap<String, (ExtendedResource, DriverName)> {
+        let state = self.state();
+        let of = |adapted: &Adapted| {
+            let Adapter { resource, driver, .. } = adapted.adapter.clone();
+            let unread = adapted.unread_identities(self.0.parts.has_kubelet).into_iter();
+            unread.map(|identity| (identity, (resource.clone(), driver.clone()))).collect::<Vec<_>>()
         };
         state.adapted.values().flat_map(of).collect()
     }
@@ -455,16 +461,18 @@ impl Adapters {
 
     /// Withdraws the devices of a plugin that has been gone for long, or has not listed any since it registered.
     fn expire(&self, resource: &ExtendedResource) {
-        if self.expiry(resource).is_none_or(|at| Instant::now() < at) {
-            return;
-        }
         let mut state = self.state();
-        let Some(adapted) = state.adapted.get_mut(resource) else { return };
-        let why = adapted.left.as_ref().map(|(_, why)| why.clone()).unwrap_or_default();
+        let Some(adapted) = state.adapted.get_mut(resource).filter(|adapted| !adapted.is_expired) else {
+            return;
+        };
+        let Some((_, why)) =
+            adapted.left.as_ref().filter(|(since, _)| Instant::now() >= *since + self.0.parts.grace)
+        else {
+            return;
+        };
         let message =
             format!("the driver {} of {} has no devices: {why}", adapted.adapter.driver, adapted.source);
         (adapted.listed, adapted.is_dirty, adapted.is_expired) = (Some(BTreeMap::new()), true, true);
-        drop(state);
         let problem = Problem::unavailable(ProblemCode::AdapterWithoutPlugin, message);
         self.0.parts.conditions.set(resource.as_str(), problem);
     }

@@ -100,7 +100,7 @@ async fn arguments_that_mean_nothing_are_refused_with_what_they_are() {
 async fn a_driver_of_another_name_does_not_register() {
     let program = beside("native-null");
     let command = format!("{} --registry-dir {{registry}} --plugins-dir {{plugins}}", text(&program));
-    let args = ["--exec", &command, "--driver", "other.example.com", "--start-timeout", "2"];
+    let args = ["--exec", &command, "--driver", "other.example.com", "--start-timeout", "10"];
     let (outcomes, report) = outcomes(&args).await;
     assert_eq!(of(&outcomes, "failed"), ["wire.registers"]);
     let why = report["verdicts"][0]["reason"].as_str().expect("a reason");

@@ -66,7 +66,7 @@ impl New {
         let test = [&["driver", "test"], &on_machine[..], &["--golden", "golden.yaml"]].concat();
         self.nodedock(&test).await.done_with(&["as before, 2 devices, 2 prepared, 0 refused"]);
         let file = self.directory.join("fast-nic.wasm");
-        passes("the new driver", &file, &["--hardware", text(&self.directory.join("machine"))]).await;
+        passes("the new driver", &file, "wire", &["--hardware", text(&self.directory.join("machine"))]).await;
     }
 }
 

@@ -142,10 +142,12 @@ fn mismatch(shape: &Shape, value: &Value, place: &Place<'_>) -> Option<String> {
                 .then(|| format!("parsing time {value}: it has not the form \"2006-01-02T15:04:05Z07:00\""))
         }
         (Shape::Integer(name), Value::Number(number)) if fits(name, number) => None,
+        // As `IntOrString` of Kubernetes has it.
+        (Shape::IntOrText, Value::Number(number)) if fits("int32", number) => None,
         (Shape::Text, Value::String(_))
         | (Shape::Boolean, Value::Bool(_))
         | (Shape::Number | Shape::Quantity, Value::Number(_))
-        | (Shape::IntOrText, Value::Number(_) | Value::String(_)) => None,
+        | (Shape::IntOrText, Value::String(_)) => None,
         (known, value) => Some(refusal(shape, known, value, place)),
     }
 }

@@ -207,6 +207,13 @@ async fn objects_in_yaml_are_created_and_applied() {
         send("POST", CLAIMS, "application/yaml; charset=utf-8", yaml("1").replace("name: a", "name: b"))
             .await;
     assert_eq!(created.code, 201, "{}", created.text);
+    // As in files for kubectl, which reads YAML 1.1.
+    let pod = "metadata: {name: p}\nspec:\n  containers: [{name: c, image: i}]\n  volumes: [{name: v, configMap: {name: m, defaultMode: 0644}}]\n";
+    let created = send("POST", "/api/v1/namespaces/default/pods", "application/yaml", pod.to_owned()).await;
+    assert_eq!(
+        (created.code, &created.body["spec"]["volumes"][0]["configMap"]["defaultMode"]),
+        (201, &json!(420))
+    );
     let options = "preconditions: {uid: other}".to_owned();
     assert_eq!(send("DELETE", &path, "application/yaml", options).await.code, 409);
 

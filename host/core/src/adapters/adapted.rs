@@ -90,6 +90,13 @@ impl Adapted {
         self.taken.iter().chain(&self.record.held).flat_map(of).collect()
     }
 
+    /// Identity strings of listed devices of which a kubelet's pods may have some: the kubelet was not read yet.
+    pub(super) fn unread_identities(&self, has_kubelet: bool) -> BTreeSet<String> {
+        let is_unread = has_kubelet && !self.record.is_taken_over;
+        let listed = self.listed.iter().flat_map(BTreeMap::keys).filter(|_| is_unread);
+        listed.flat_map(|id| self.adapter.identity(id)).collect()
+    }
+
     /// The ID by which a pod has the device of an ID, or its hardware, from the time before the adapter.
     pub(super) fn holder<'a>(
         &self,

@@ -42,7 +42,7 @@ pub(super) fn waits(adapter: &v1::Adapter) -> Option<String> {
     let v1::Adapter { mechanism, reason, .. } = adapter;
     match (mechanism.as_str(), reason.as_str()) {
         (_, "") => None,
-        ("", reason) => Some(format!("its devices are not offered yet: {reason}")),
+        ("" | "none", reason) => Some(format!("its devices are not offered yet: {reason}")),
         (mechanism, reason) => Some(format!("its pool is offered by {mechanism} now: {reason}")),
     }
 }
@@ -61,7 +61,9 @@ mod tests {
         assert_eq!(waits(&adapter("dra", "")), None);
         let waiting = waits(&adapter("device-plugin", "the pool waits for a DeviceClass")).unwrap();
         assert_eq!(waiting, "its pool is offered by device-plugin now: the pool waits for a DeviceClass");
-        let missing = waits(&adapter("", "no device plugin has registered")).unwrap();
-        assert!(missing.contains("not offered yet"), "{missing}");
+        for neither in ["", "none"] {
+            let missing = waits(&adapter(neither, "no device plugin has registered")).unwrap();
+            assert!(missing.contains("not offered yet"), "{missing}");
+        }
     }
 }

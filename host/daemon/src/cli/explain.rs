@@ -62,9 +62,8 @@ async fn driver(mut client: Client, name: &str) -> Result<()> {
 async fn resource(mut client: Client, name: &str) -> Result<()> {
     let resources = client.get_capacity(v1::GetCapacityRequest {}).await?.into_inner().resources;
     let adapters = client.list_adapters(v1::ListAdaptersRequest {}).await?.into_inner().adapters;
-    let is_of_cluster = resources.iter().any(|resource| !resource.mechanism.is_empty());
     let adapters = adapters.iter().filter(|adapter| adapter.resource == name);
-    let adapter: Vec<_> = adapters.flat_map(|adapter| adapter_lines(adapter, is_of_cluster)).collect();
+    let adapter: Vec<_> = adapters.flat_map(adapter_lines).collect();
     let Some(resource) = resources.iter().find(|resource| resource.name == name) else {
         if adapter.is_empty() {
             return Err(names::unknown("resource", name));
@@ -80,8 +79,9 @@ async fn resource(mut client: Client, name: &str) -> Result<()> {
 }
 
 /// What an adapter does with a resource, and the devices that it cannot offer yet.
-fn adapter_lines(adapter: &v1::Adapter, is_of_cluster: bool) -> Vec<String> {
-    let v1::Adapter { driver, source, enabled, removed, held, .. } = adapter;
+fn adapter_lines(adapter: &v1::Adapter) -> Vec<String> {
+    let v1::Adapter { driver, source, enabled, removed, held, mechanism, .. } = adapter;
+    let is_of_cluster = !mechanism.is_empty();
     let state = match (removed, enabled) {
         (true, _) => "is in no file any more, and acts as a disabled one",
         (false, true) if is_of_cluster => "is enabled: the scheduler is to have the devices",
@@ -393,10 +393,12 @@ mod tests {
 
     #[test]
     fn an_adapter_without_kubernetes_is_not_explained_by_a_kubelet() {
-        let adapter = v1::Adapter { reason: "the plugin is gone".to_owned(), ..v1::Adapter::default() };
-        let lines = |is_of_cluster| adapter_lines(&adapter, is_of_cluster).join(" ");
-        assert!(!lines(false).contains("kubelet") && lines(false).contains("the plugin is gone"));
-        assert!(lines(true).contains("kubelet's device manager is to have the devices"));
+        let lines = |mechanism: &str| {
+            let (mechanism, reason) = (mechanism.to_owned(), "the plugin is gone".to_owned());
+            adapter_lines(&v1::Adapter { mechanism, reason, ..v1::Adapter::default() }).join(" ")
+        };
+        assert!(!lines("").contains("kubelet") && lines("").contains("the plugin is gone"));
+        assert!(lines("none").contains("kubelet's device manager is to have the devices"));
     }
 
     fn entry(at_ms: u64, what: &str) -> v1::Transition {

@@ -15,11 +15,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use futures::FutureExt;
 use nodedock_kube::client::ErrorKind;
 use nodedock_kube::local::annotation_of;
 use nodedock_kube::local_client::{LocalClient, ObjectError};
 use nodedock_proto::node::v1;
-use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, wait};
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpgid, getpgrp, getpid, kill_process, set_child_subreaper, wait,
+};
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{Instant, sleep, timeout};
@@ -276,6 +279,10 @@ async fn run_program(
     program.arg("internal-hold");
     program.args([claim.id.namespace.as_str(), claim.id.name.as_str(), claim.id.uid.as_str(), "--"]);
     program.args(with_devices(&args.program, devices)?).env(VARIABLE, devices.join(","));
+    if let Some(signal) = signals.received().now_or_never() {
+        // One that came while the devices were prepared.
+        return Ok(exit_code(OF_SIGNALS + signal.as_raw()));
+    }
     let child = program.spawn().context("start the program")?;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("the program has no number")?;
     let mut all = tokio::task::spawn_blocking(move || wait_for_all(pid));
@@ -283,11 +290,10 @@ async fn run_program(
         tokio::select! {
             ended = &mut all => return ended.context("wait for the program"),
             signal = signals.received() => {
-                if signal == Signal::INT && is_foreground() {
-                    // The terminal has sent it to the program as well, which decides what it means.
-                    continue;
-                }
-                for child in children() {
+                // The terminal has sent it to all of this process group as well, where each decides what it means.
+                let is_of_terminal = signal == Signal::INT && is_foreground();
+                let has_it = |child: &Pid| is_of_terminal && getpgid(Some(*child)) == Ok(getpgrp());
+                for child in children().into_iter().filter(|child| !has_it(child)) {
                     // It may have ended.
                     let _ = kill_process(child, signal);
                 }

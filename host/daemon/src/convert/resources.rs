@@ -144,6 +144,7 @@ pub fn adapter(view: &AdapterView, mechanisms: Option<&Mechanisms>) -> v1::Adapt
         }
         (waits_for, _) => waits_for.to_owned(),
     };
+    let mechanism = status.and_then(|status| status.offered).map(|of| of.to_string());
     v1::Adapter {
         driver: view.driver.to_string(),
         resource: view.resource.to_string(),
@@ -154,7 +155,7 @@ pub fn adapter(view: &AdapterView, mechanisms: Option<&Mechanisms>) -> v1::Adapt
         connected: view.is_connected,
         devices: count(view.devices),
         held: view.held.iter().cloned().collect(),
-        mechanism: status.and_then(|status| status.offered).map(|of| of.to_string()).unwrap_or_default(),
+        mechanism: mechanisms.map(|_| mechanism.unwrap_or_else(|| "none".to_owned())).unwrap_or_default(),
         reason: waits_for,
     }
 }

@@ -15,7 +15,10 @@ const DRA: &str = "DynamicResourceAllocation";
 
 pub(super) fn checks(root: &Path) -> Vec<Check> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let checks = [Some(directories(root)), gates(&root.join("config.yaml")), propagation(&mounts)];
+    // A kubelet sets it in every container.
+    let is_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+    let propagation = is_pod.then(|| propagation(&mounts)).flatten();
+    let checks = [Some(directories(root)), gates(&root.join("config.yaml")), propagation];
     checks.into_iter().flatten().collect()
 }
 
@@ -66,15 +69,13 @@ fn gates(path: &Path) -> Option<Check> {
     })
 }
 
-/// Of a daemon in a pod, whose `/dev` is a mount of its own: whether device nodes and mounts that the node gets later are seen. `None`:
-/// `/dev` is the node's own.
+/// Whether the `/dev` of a pod receives what is mounted below the node's later. `None`: it is no mount.
 fn propagation(mountinfo: &str) -> Option<Check> {
     const NAME: &str = "mount propagation";
-    let mounts: Vec<_> = mountinfo.lines().filter_map(Mount::parse).collect();
-    // Of a container the root is an overlay or a disk of its own, and never shared with others.
-    let is_container = mounts.iter().any(|mount| mount.point == Path::new("/") && !mount.propagates);
-    let dev = mounts.iter().rev().find(|mount| mount.point == Path::new("/dev"))?;
-    is_container.then(|| match dev.propagates {
+    let mounts = mountinfo.lines().filter_map(Mount::parse);
+    // Of several on one another, the last is seen.
+    let dev = mounts.filter(|mount| mount.point == Path::new("/dev")).last()?;
+    Some(match dev.propagates {
         true => Check::new(NAME, Verdict::Ok, "/dev receives mounts of the node"),
         false => Check::new(
             NAME,
@@ -143,14 +144,13 @@ mod tests {
     }
 
     #[test]
-    fn in_a_container_the_nodes_dev_has_to_receive_mounts() {
-        let root = |optional: &str| format!("30 25 0:26 / / rw,relatime {optional}- overlay overlay rw\n");
+    fn the_dev_of_a_pod_has_to_receive_mounts_of_the_node() {
+        let root = "30 25 0:26 / / rw,relatime master:300 - overlay overlay rw\n".to_owned();
         let dev = |optional: &str| format!("31 30 0:5 / /dev rw,nosuid {optional}- devtmpfs udev rw\n");
         let verdict = |text: String| propagation(&text).map(|check| check.verdict);
-        assert_eq!(verdict(root("") + &dev("master:2 ")), Some(Verdict::Ok));
-        assert_eq!(verdict(root("") + &dev("")), Some(Verdict::Warning));
-        assert_eq!(verdict(root("shared:1 ") + &dev("shared:2 ")), None, "the node itself");
-        assert_eq!(verdict(root("")), None);
+        assert_eq!(verdict(root.clone() + &dev("master:2 ")), Some(Verdict::Ok));
+        assert_eq!(verdict(root.clone() + &dev("master:2 ") + &dev("")), Some(Verdict::Warning));
+        assert_eq!(verdict(root), None);
         assert_eq!(verdict("x y\n\n".to_owned()), None);
     }
 }

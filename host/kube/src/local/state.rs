@@ -309,7 +309,8 @@ impl State {
             if allocation(claim).is_none() {
                 if is_ending(&**claim) {
                     let is_protected = claim.finalizers().iter().any(|name| name == FINALIZER);
-                    steps.extend(is_protected.then(|| Step::Release(claim.clone())));
+                    let is_free = is_protected && self.may_release(claim, reservations);
+                    steps.extend(is_free.then(|| Step::Release(claim.clone())));
                     continue;
                 }
                 match &known.refused {

@@ -64,8 +64,9 @@ struct Illness {
     taint: UnhealthyTaint,
     /// When it was first seen unhealthy, without a recovery since then.
     since: Instant,
-    /// For how long it had been unhealthy then: of a taint from before a restart.
+    /// For how long it had been unhealthy then: the age of a taint from before a restart. It counts when the device is reported unhealthy.
     before: Duration,
+    is_confirmed: bool,
     /// When the device was unhealthy last; now, as long as it is.
     last: Instant,
     is_unhealthy: bool,
@@ -91,6 +92,7 @@ impl UnhealthyDevices {
                 taint: taint.clone(),
                 since: now,
                 before: *age,
+                is_confirmed: false,
                 last: now,
                 is_unhealthy: false,
                 is_over: false,
@@ -113,11 +115,14 @@ impl UnhealthyDevices {
                     new.push((device, health.message.as_str()));
                 }
                 let new = || UnhealthyTaint { value: taint_value(&health.message), evicts: false };
-                let mut taint = taint.unwrap_or_else(new);
+                let taint = taint.unwrap_or_else(new);
                 let (since, before) =
                     known.map_or((now, Duration::ZERO), |illness| (illness.since, illness.before));
-                taint.evicts |= self.evict_after.is_some_and(|after| now >= due(since, before, after));
-                let illness = Illness { taint, since, before, last: now, is_unhealthy: true, is_over: false };
+                let is_confirmed =
+                    health.state == HealthState::Unhealthy || known.is_some_and(|known| known.is_confirmed);
+                let (last, is_over) = (now, false);
+                let mut illness = Illness { taint, since, before, is_confirmed, last, is_unhealthy, is_over };
+                illness.taint.evicts |= self.evict_after.is_some_and(|after| now >= illness.due(after));
                 self.devices.insert(device.clone(), illness);
             }
         }
@@ -140,16 +145,19 @@ impl UnhealthyDevices {
     pub(super) fn next_change(&self) -> Option<Instant> {
         let change = |illness: &Illness| match (illness.is_unhealthy, self.evict_after) {
             (false, _) => (!illness.is_over).then(|| illness.last + SLICE_TAINT_HOLD),
-            (true, Some(after)) => (!illness.taint.evicts).then(|| due(illness.since, illness.before, after)),
+            (true, Some(after)) => (!illness.taint.evicts).then(|| illness.due(after)),
             (true, None) => None,
         };
         self.devices.values().filter_map(change).min()
     }
 }
 
-/// When a device that was seen unhealthy at a time, and had been for a while then, evicts its pods.
-fn due(since: Instant, before: Duration, after: Duration) -> Instant {
-    since + after.saturating_sub(before)
+impl Illness {
+    /// When the pods of the device are evicted.
+    fn due(&self, after: Duration) -> Instant {
+        let before = if self.is_confirmed { self.before } else { Duration::ZERO };
+        self.since + after.saturating_sub(before)
+    }
 }
 
 /// The first part of a message as the value of a taint: its words, joined by dashes.
@@ -321,7 +329,7 @@ mod tests {
 
     #[test]
     fn the_time_until_pods_are_evicted_goes_on_over_a_restart() {
-        use HealthState::{Healthy, Unhealthy};
+        use HealthState::{Healthy, Unhealthy, Unknown};
         let start = Instant::now();
         for (age, evicts, due) in
             [(0, false, Some(60)), (50, false, Some(10)), (60, true, None), (900, true, None)]
@@ -332,6 +340,8 @@ mod tests {
             assert_eq!((devices.devices()[&device()].evicts, next), (evicts, due), "{age}");
         }
         let mut devices = UnhealthyDevices::new(Some(Duration::from_secs(60)));
+        devices.update(start, &report(Unknown), &observed(taint("x", false), 900));
+        assert_eq!(devices.devices()[&device()], taint("x", false), "it is not known to be unhealthy still");
         devices.update(start, &report(Healthy), &observed(taint("x", false), 900));
         assert_eq!(
             devices.devices()[&device()],

@@ -22,11 +22,31 @@ pub(super) fn check(
     Err(Problem::conflict(ProblemCode::DeviceHeld, message).with("device", &hold.key))
 }
 
+/// Checks that it is known whether pods have the hardware of a claim. `unread`: identity strings of devices of which that is not known yet,
+/// each with the resource and the driver of its adapter, which offers no devices meanwhile.
+pub(super) fn check_read(
+    record: &ClaimRecord,
+    drivers: &[DriverName],
+    unread: &BTreeMap<String, (ExtendedResource, DriverName)>,
+) -> Result<(), Problem> {
+    let found = record.holds.iter().find_map(|hold| {
+        let (resource, adapter) = unread.get(&hold.key)?;
+        let driver = hold.driver.as_ref().filter(|driver| drivers.contains(driver) && *driver != adapter)?;
+        Some((hold, driver, resource))
+    });
+    let Some((hold, driver, resource)) = found else { return Ok(()) };
+    let message = format!(
+        "claim {} wants {} by driver {driver}, and it is not known yet whether a pod has this hardware as a device of {resource}: the kubelet has not said which devices its pods have",
+        record.id, hold.key
+    );
+    Err(Problem::unavailable(ProblemCode::DeviceHeld, message).with("device", &hold.key))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::manager::claims::fixtures::{claim, driver, pod};
-    use nodedock_model::{ClaimState, Hold};
+    use nodedock_model::{ClaimState, Hold, ProblemKind};
 
     #[test]
     fn hardware_of_a_pod_from_before_an_adapter_is_refused_to_the_drivers_that_are_called() {
@@ -36,12 +56,21 @@ mod tests {
         record.holds =
             vec![Hold { key: key.clone(), shared: false, driver: Some(driver("vfio")), uses: Vec::new() }];
         let of = ("example.com/vf".parse().unwrap(), "0000:3b:02.1".to_owned());
-        let held = [(key, of)].into();
+        let held = [(key.clone(), of)].into();
         let problem = check(&record, &[driver("vfio")], &held).unwrap_err();
         assert_eq!(problem.code, "device-held");
         for text in ["pci:0000:3b:02.1", "driver vfio", "\"0000:3b:02.1\" of example.com/vf"] {
             assert!(problem.message.contains(text), "{problem}");
         }
+        let unread =
+            |adapter: &str| [(key.clone(), ("example.com/vf".parse().unwrap(), driver(adapter)))].into();
+        let unknown = check_read(&record, &[driver("vfio")], &unread("vf")).unwrap_err();
+        assert!(
+            unknown.kind == ProblemKind::Unavailable && unknown.message.contains("not known yet"),
+            "{unknown}"
+        );
+        assert!(check_read(&record, &[driver("vfio")], &unread("vfio")).is_ok(), "the adapter's own");
+        assert!(check_read(&record, &[driver("gpu")], &unread("vf")).is_ok());
         // A part that is prepared stays, and so does other hardware.
         assert!(check(&record, &[driver("gpu")], &held).is_ok());
         assert!(check(&record, &[driver("vfio")], &BTreeMap::new()).is_ok());

@@ -266,7 +266,9 @@ impl Manager {
             }
         }
         let held = self.adapters().map(Adapters::held_identities).unwrap_or_default();
-        held_hardware::check(record, drivers, &held)
+        held_hardware::check(record, drivers, &held)?;
+        let unread = self.adapters().map(Adapters::unread_identities).unwrap_or_default();
+        held_hardware::check_read(record, drivers, &unread)
     }
 
     /// Commits the intents, unless the drivers are pure, calls the drivers and commits the results. `pod`: its record is updated.
