@@ -17,15 +17,13 @@ use tokio::time::timeout;
 use crate::scene::assert_killed;
 use crate::{Place, every_pass};
 
-/// Points that a claim passes here once more than elsewhere, or in another order.
-const POINTS: [Point; 10] = [
+/// Those that a claim of a pure driver passes: there is no intent.
+const POINTS: [Point; 8] = [
     Point::CheckpointCommit,
     Point::CheckpointCommitted,
-    Point::PrepareIntended,
     Point::PrepareAnswered,
     Point::PrepareCommitted,
     Point::PrepareDone,
-    Point::UnprepareIntended,
     Point::UnprepareAnswered,
     Point::UnprepareFilesRemoved,
     Point::UnprepareForgotten,
