@@ -72,9 +72,9 @@ fn gates(path: &Path) -> Option<Check> {
 /// Whether the `/dev` of a pod receives what is mounted below the node's later. `None`: it is no mount.
 fn propagation(mountinfo: &str) -> Option<Check> {
     const NAME: &str = "mount propagation";
-    let mounts = mountinfo.lines().filter_map(Mount::parse);
+    let mut mounts = mountinfo.lines().filter_map(Mount::parse);
     // Of several on one another, the last is seen.
-    let dev = mounts.filter(|mount| mount.point == Path::new("/dev")).last()?;
+    let dev = mounts.rfind(|mount| mount.point == Path::new("/dev"))?;
     Some(match dev.propagates {
         true => Check::new(NAME, Verdict::Ok, "/dev receives mounts of the node"),
         false => Check::new(
