@@ -45,6 +45,13 @@ impl Workspace {
     pub(crate) fn cargo(&self) -> Command {
         let mut command = Command::new(cargo_path());
         command.current_dir(&self.root);
+        // `cargo run` describes this package to this program; build scripts that watch these variables would run again for each of
+        // `cargo build` and `cargo xtask`, and everything above them would be built again.
+        for (name, _) in env::vars_os() {
+            if name.to_str().is_some_and(describes_a_package) {
+                command.env_remove(name);
+            }
+        }
         command
     }
 
@@ -56,6 +63,11 @@ impl Workspace {
     pub(crate) fn driver_selection(&self) -> impl Iterator<Item = &str> {
         self.drivers.iter().flat_map(|driver| ["-p", driver.name.as_str()])
     }
+}
+
+/// Returns whether cargo sets this variable for the package that it builds or runs; none of them is a setting of cargo.
+fn describes_a_package(name: &str) -> bool {
+    name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") || name == "CARGO_PRIMARY_PACKAGE"
 }
 
 /// Returns the cargo that runs this program, so that nested builds use the same toolchain.
