@@ -259,7 +259,8 @@ impl Sockets {
 }
 
 impl Built {
-    async fn open(config: Config, boot_id: String) -> Result<Self> {
+    async fn open(mut config: Config, boot_id: String) -> Result<Self> {
+        config.hardware = config.hardware.clone().with_own_directories(config.own_directories());
         let (paths, changes, tasks) = (&config.paths, Changes::default(), DaemonTasks::default());
         prepare_directories(paths)?;
         let node = NodeFacts { name: config.node_name.clone(), boot_id };

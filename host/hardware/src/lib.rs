@@ -29,6 +29,7 @@ mod error;
 pub mod identifiers;
 pub mod limit;
 mod links;
+mod nodes;
 mod path;
 mod record;
 mod redact;
@@ -43,6 +44,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 pub use error::{Refusal, SnapshotError};
+pub use nodes::Node;
 pub use record::{Recorder, Recording, Skipped, Summary};
 pub use redact::Redacted;
 

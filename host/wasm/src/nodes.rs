@@ -3,6 +3,7 @@
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::time::Instant;
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
@@ -16,7 +17,8 @@ use nodedock_core::hardware::{Hardware, NodeNumbers};
 use nodedock_core::sysfs::blocking::LOOK_WALL;
 use nodedock_core::sysfs::{ENTRIES_MAX, SysfsRoot, bad_glob, join, read_stuck};
 use nodedock_model::grant::ceiling::{self, NodeFacts};
-use nodedock_model::grant::{Effective, Naming, pattern};
+use nodedock_model::grant::pattern::{self, PatternSet};
+use nodedock_model::grant::{Effective, Naming};
 use nodedock_model::rule::is_plain_path;
 use nodedock_model::{Problem, ProblemCode, ProblemKind};
 
@@ -24,6 +26,12 @@ use nodedock_model::{Problem, ProblemCode, ProblemKind};
 const CONSOLES: &str = "class/tty/console/active";
 /// Where the kernel shows under which names the major numbers of devices are registered.
 const REGISTERED: &str = "devices";
+
+/// Names of the machine's memory, ports and log and of its watchdogs: a second line behind the kind of the device.
+static DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
+    let never = ["/dev/{mem,kmem,port,kmsg,oldmem,nvram,snapshot}", "/dev/watchdog*"];
+    PatternSet::new(never).expect("the patterns above are globs")
+});
 
 /// How deep `**` goes.
 const DEPTH_MAX: usize = 8;
@@ -92,6 +100,9 @@ impl DevRoot {
     /// One node. A link, a directory or a file is not a node.
     pub(super) fn stat(&self, path: &str, sysfs: &SysfsRoot) -> Result<Node, Problem> {
         let inside = below_dev(path)?;
+        if DENIED.matches(path) {
+            return Err(denied(path));
+        }
         // An `O_PATH` descriptor does not open the device: the driver behind it notices nothing.
         let node = self.open_beneath(inside, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC)?;
         let stat = rustix::fs::fstat(&node).map_err(|errno| io_problem(path, errno))?;

@@ -1,4 +1,6 @@
+mod ceiling;
 mod conduct;
+mod fields;
 pub(crate) mod guest;
 mod hostile;
 mod limits;
@@ -45,7 +47,8 @@ impl Stage {
         let settings = WasmSettings {
             cache_dir: cached.then(|| directory.path().join("cache")),
             compiler: Compiler::InProcess,
-            hardware: Hardware::in_directory(directory.path()),
+            hardware: Hardware::in_directory(directory.path())
+                .with_own_directories(vec![directory.path().join("opt/dock/var/lib/nodedock")]),
             node: NodeFacts { name: "node-1".into(), boot_id: "boot-1".into() },
             numa_node_form: NumaNodeForm::default(),
             recordings,
