@@ -60,7 +60,7 @@ use nodedock_wasm::kernel::{self, KernelEvents};
 use nodedock_wasm::registry::previous_versions::PreviousVersions;
 use nodedock_wasm::registry::wasm_files::{FileMemory, WasmFiles};
 use nodedock_wasm::trust::Trust;
-use nodedock_wasm::{Compiler, WasmHost, WasmSettings};
+use nodedock_wasm::{CachePaths, Compiler, WasmHost, WasmSettings};
 
 use self::adapters::AdapterFiles;
 use self::cluster::{Connected, KubeletSockets};
@@ -275,7 +275,7 @@ impl Built {
         let recordings = Recordings::start(&paths.recordings, recorded, config.recording_bytes_max)
             .context("set up the recordings of drivers")?;
         let settings = WasmSettings {
-            cache_dir: Some(paths.cache.clone()),
+            cache: Some(CachePaths { directory: paths.cache.clone(), key: paths.cache_key.clone() }),
             compiler: Compiler::this_program(),
             hardware: config.hardware.clone(),
             node: node.clone(),

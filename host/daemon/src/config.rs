@@ -233,6 +233,8 @@ pub struct Paths {
     pub checkpoint: PathBuf,
     pub claims: PathBuf,
     pub cache: PathBuf,
+    /// Seals the files of the cache.
+    pub cache_key: PathBuf,
     pub socket: PathBuf,
     /// Socket of the pod-resources API, with the name that its clients expect.
     pub pod_resources: PathBuf,
@@ -280,6 +282,7 @@ impl Paths {
             checkpoint: root.join("var/lib/nodedock/checkpoint.db"),
             claims: root.join("var/lib/nodedock/claims"),
             cache: root.join("var/cache/nodedock"),
+            cache_key: root.join("var/lib/nodedock/cache.key"),
             socket: root.join("run/nodedock/nodedock.sock"),
             pod_resources: root.join("run/nodedock/pod-resources/kubelet.sock"),
             admin: root.join("run/nodedock/admin.sock"),

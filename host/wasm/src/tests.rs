@@ -43,7 +43,7 @@ impl Stage {
             std::fs::create_dir_all(directory.path().join(part)).unwrap();
         }
         let settings = WasmSettings {
-            cache_dir: cached.then(|| directory.path().join("cache")),
+            cache: cached.then(|| CachePaths::inside(directory.path())),
             compiler: Compiler::InProcess,
             hardware: Hardware::in_directory(directory.path()),
             node: NodeFacts { name: "node-1".into(), boot_id: "boot-1".into() },
