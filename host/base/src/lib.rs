@@ -7,6 +7,7 @@ pub mod clock;
 pub mod conditions;
 pub mod descriptors;
 pub mod device_plugin_sockets;
+pub mod directories;
 pub mod error;
 pub mod failpoint;
 pub mod file;

@@ -2,6 +2,7 @@
 
 mod adapters;
 mod cluster;
+pub(crate) mod directories;
 mod handover;
 pub(crate) mod hardware;
 pub(crate) mod local;
@@ -261,7 +262,7 @@ impl Sockets {
 impl Built {
     async fn open(config: Config, boot_id: String) -> Result<Self> {
         let (paths, changes, tasks) = (&config.paths, Changes::default(), DaemonTasks::default());
-        prepare_directories(paths)?;
+        directories::prepare(paths)?;
         let node = NodeFacts { name: config.node_name.clone(), boot_id };
         let started_ms = now_ms();
         let conditions = Conditions::new(changes.clone());
@@ -541,23 +542,4 @@ fn serve_plugins(
     tasks.spawn("plugin-directory", sockets::watch(paths.plugins_registry.clone(), tasks.clone(), sender));
     let service = registration::serve(listener, device_plugins, endpoints, tasks.clone());
     tasks.spawn("device-plugin-api", service);
-}
-
-fn prepare_directories(paths: &Paths) -> Result<()> {
-    let directories =
-        [&paths.drivers, &paths.plugins_registry, &paths.kept_drivers, &paths.claims, &paths.cache];
-    let files = [&paths.checkpoint, &paths.socket, &paths.pod_resources, &paths.admin];
-    let parents = files.map(|file| file.parent().unwrap_or(Path::new("/")));
-    directories.into_iter().map(AsRef::as_ref).chain(parents).try_for_each(make_private)
-}
-
-/// Creates a directory that only the daemon's user may enter. An existing one keeps its mode.
-fn make_private(directory: &Path) -> Result<()> {
-    use std::os::unix::fs::DirBuilderExt;
-    let parents = directory.parent().map_or(Ok(()), std::fs::create_dir_all);
-    let made =
-        parents.and_then(|()| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory));
-    made.with_context(|| {
-        format!("make the directory {}: choose a --root that can be written", directory.display())
-    })
 }

@@ -300,6 +300,22 @@ impl Paths {
         }
     }
 
+    /// The directories of the daemon, which only its user may enter.
+    pub fn own_directories(&self) -> Vec<&Path> {
+        let state = self.checkpoint.parent();
+        let of_sockets = [self.admin.parent(), self.pod_resources.parent()];
+        let below = [
+            &self.drivers,
+            &self.plugins_registry,
+            &self.device_plugins,
+            &self.kept_drivers,
+            &self.recordings,
+            &self.claims,
+            &self.cache,
+        ];
+        state.into_iter().chain(of_sockets.into_iter().flatten()).chain(below.map(AsRef::as_ref)).collect()
+    }
+
     /// Returns the socket on which an instance answers probes about itself, whichever instance serves.
     pub fn probes_of(&self, instance: &Uid) -> PathBuf {
         self.admin.with_file_name(format!("{INSTANCE_PROBES}{instance}.sock"))

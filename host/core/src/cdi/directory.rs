@@ -4,7 +4,7 @@
 use std::fs::{DirEntry, File, Metadata};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -15,6 +15,7 @@ use super::catalog::{Catalog, Collision, Moment, Touched};
 use super::identity::{Identity, OPENING};
 use super::render::{SpecFile, mark_of};
 use nodedock_base::batches::Batches;
+use nodedock_base::directories;
 
 mod writer;
 
@@ -325,8 +326,7 @@ pub(crate) fn tag(daemon: &str) -> String {
 }
 
 fn make_directory(path: &Path) -> Result<(), CdiError> {
-    let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
-    made.map_err(CdiError::io("make the directory", path))
+    directories::make(path, 0o755).map_err(CdiError::io("make the directory", path))
 }
 
 fn sweep(path: &Path, prefix: &str) -> Result<(), CdiError> {

@@ -46,7 +46,7 @@ async fn the_directory_and_the_socket_are_private_and_old_sockets_are_swept() {
     let root = tempfile::tempdir().unwrap();
     let directory = root.path().join("state/device-plugins");
     let first = listen(&directory).await.unwrap();
-    assert_eq!((mode(&directory), mode(&directory.join(SOCKET))), (0o750, 0o600));
+    assert_eq!((mode(&directory), mode(&directory.join(SOCKET))), (0o700, 0o600));
     drop(first);
     drop(StdListener::bind(directory.join("gpu.sock")).unwrap());
     std::fs::write(directory.join("DEPRECATION"), "").unwrap();
