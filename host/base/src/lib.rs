@@ -16,6 +16,7 @@ pub mod listeners;
 pub mod locks;
 pub mod memory;
 pub mod metrics;
+pub mod own_sockets;
 pub mod printable;
 pub mod process;
 pub mod rate;

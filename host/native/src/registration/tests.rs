@@ -110,6 +110,8 @@ async fn bad_requests_are_refused_with_the_rule() {
     symlink(outside.path().join("far.sock"), bench.dir.path().join("out.sock")).unwrap();
     symlink("nothing", bench.dir.path().join("dangling.sock")).unwrap();
     symlink(endpoint, bench.dir.path().join("link.sock")).unwrap();
+    symlink(SOCKET, bench.dir.path().join("own.sock")).unwrap();
+    std::fs::hard_link(bench.dir.path().join(SOCKET), bench.dir.path().join("second.sock")).unwrap();
     let absolute = bench.dir.path().join(endpoint);
     let version = |text: &str| wire::RegisterRequest { version: text.into(), ..request(endpoint) };
     let named = |text: &str| wire::RegisterRequest { resource_name: text.into(), ..request(endpoint) };
@@ -135,6 +137,8 @@ async fn bad_requests_are_refused_with_the_rule() {
         (request(&long), Code::InvalidArgument, "107 bytes"),
         (request(SOCKET), Code::InvalidArgument, "on which plugins register"),
         (request("file.sock"), Code::InvalidArgument, "is not a socket"),
+        (request("own.sock"), Code::InvalidArgument, "is a socket of this daemon"),
+        (request("second.sock"), Code::InvalidArgument, "is a socket of this daemon"),
         (request("out.sock"), Code::InvalidArgument, "leads out of its directory"),
         (request("none.sock"), Code::NotFound, "does not exist"),
         (request("dangling.sock"), Code::NotFound, "does not exist"),
