@@ -16,6 +16,7 @@ mod identity;
 mod merge;
 mod negotiate;
 mod openapi;
+mod peer;
 mod protobuf;
 mod reads;
 mod resources;
@@ -28,6 +29,7 @@ mod server;
 mod state;
 pub mod status;
 mod storage;
+mod strangers;
 mod table;
 #[cfg(test)]
 mod tests;
