@@ -23,6 +23,7 @@ pub mod rate;
 pub mod request;
 pub mod socket;
 pub mod tasks;
+pub mod tcp;
 pub mod users;
 pub mod watched;
 mod words;

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -33,6 +33,7 @@ use nodedock_base::failpoint::{self, Point};
 use nodedock_base::listeners::{Listeners, Restarts};
 use nodedock_base::socket;
 use nodedock_base::tasks::Tasks;
+use nodedock_base::tcp::ListenAddress;
 use nodedock_base::watched;
 use nodedock_core::adapters::Adapters;
 use nodedock_core::cdi::CdiDir;
@@ -189,7 +190,7 @@ struct Sockets {
     node_api: UnixListener,
     pod_resources: UnixListener,
     admin: UnixListener,
-    admin_address: Option<TcpListener>,
+    admin_address: Option<ListenAddress>,
     device_plugins: UnixListener,
     local_api: Option<local::Listeners>,
 }
@@ -237,14 +238,11 @@ impl Sockets {
             listeners.open(path).await.map(|opened| opened.listener)
         };
         let admin_address = match config.admin_address {
-            Some(address) => {
-                let listener = TcpListener::bind(address).await;
-                Some(listener.with_context(|| format!("listen on {address} (admin.listen of the config)"))?)
-            }
+            Some(address) => Some(ListenAddress::bind(address, "admin.listen").await),
             None => None,
         };
         let local_api = match &config.local_api {
-            Some(local) => Some(local::Listeners::bind(open(&paths.api).await?, local).await?),
+            Some(local) => Some(local::Listeners::bind(open(&paths.api).await?, local).await),
             None => None,
         };
         Ok(Self {

@@ -187,6 +187,7 @@ pub enum ProblemCode {
     KubeletFolder,
     KubeletRefusedDriver,
     KubeletSocket,
+    ListenFailed,
     MetadataAttributes,
     MetadataNotWritten,
     MetadataPath,
