@@ -264,7 +264,7 @@ impl Built {
         let node = NodeFacts { name: config.node_name.clone(), boot_id };
         let started_ms = now_ms();
         let conditions = Conditions::new(changes.clone());
-        let cdi = CdiDir::open(&paths.cdi, &paths.cdi_spec_dirs, &paths.identity())?;
+        let cdi = CdiDir::open_with(&paths.cdi, &paths.cdi_spec_dirs, &paths.identity(), config.cdi_access)?;
         let opened = state::open(&paths.checkpoint, &cdi, &conditions)?;
         failpoint::pass(Point::Recovered);
         let unreadable = opened.dump.unreadable_claims();
@@ -488,6 +488,7 @@ fn manager_settings(config: &Config, node: NodeFacts) -> ManagerSettings {
         hardware: config.hardware.clone(),
         metadata: MetadataSettings {
             is_enabled: config.file.device_metadata.unwrap_or(true),
+            access: config.cdi_access,
             directory: device_metadata::directory_beside(&config.paths.cdi, &config.paths.identity()),
             pools: config
                 .kubernetes

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use sha2::{Digest, Sha256};
 
+use super::access::FileAccess;
 use super::catalog::{Catalog, Collision, Moment, Touched};
 use super::identity::{Identity, OPENING};
 use super::render::{SpecFile, mark_of};
@@ -38,6 +39,10 @@ pub enum CdiError {
     Name(String),
     #[error("{0} is in the way: it does not begin with this daemon's line, so it belongs to another program")]
     Foreign(String),
+    #[error(
+        "the daemon cannot give CDI files the configured mode and group (cdiFiles of the config): it needs to be a member of the group, by SupplementaryGroups= of its unit or supplementalGroups of its pod, or the capability CHOWN"
+    )]
+    Access(#[source] Arc<io::Error>),
     #[error("the writer of the CDI directory has ended")]
     Closed,
 }
@@ -72,6 +77,7 @@ struct Directory {
     temporary_prefix: String,
     hasher: RandomState,
     catalog: Catalog,
+    access: FileAccess,
 }
 
 /// A file after it was written or compared.
@@ -123,6 +129,16 @@ impl CdiDir {
     /// `directories`: those that runtimes read, by priority, as in the runtimes' configs. `daemon` identifies this daemon across
     /// restarts among others that write to the same directory.
     pub fn open(path: &Path, directories: &[PathBuf], daemon: &str) -> Result<Self, CdiError> {
+        Self::open_with(path, directories, daemon, FileAccess::default())
+    }
+
+    /// Opens the directory as `open` does. Its files, those that are there too, get this mode and group.
+    pub fn open_with(
+        path: &Path,
+        directories: &[PathBuf],
+        daemon: &str,
+        access: FileAccess,
+    ) -> Result<Self, CdiError> {
         make_directory(path)?;
         let temporary_prefix = format!("{TEMPORARY_PREFIX}{}-", tag(daemon));
         sweep(path, &temporary_prefix)?;
@@ -131,7 +147,9 @@ impl CdiDir {
             temporary_prefix,
             hasher: RandomState::new(),
             catalog: Catalog::new(path, directories, mark_of(daemon)),
+            access,
         };
+        directory.apply_access()?;
         Ok(Self { directory: Batches::new(directory, BATCH_FILES_MAX) })
     }
 
@@ -317,6 +335,28 @@ impl Directory {
         let settled = known.stamp.is_settled();
         let bytes = std::fs::read(self.path.join(name)).ok().filter(|_| metadata.is_file())?;
         (self.hasher.hash_one(&bytes) == known.hash).then_some(Known { settled, ..known })
+    }
+}
+
+impl Directory {
+    /// Gives this daemon's files the configured mode and group, and a temporary one, so that a group that the daemon cannot give is an error
+    /// at the start.
+    fn apply_access(&self) -> Result<(), CdiError> {
+        let refused = |error| CdiError::Access(Arc::new(error));
+        let probe = self.write_temporary(b"").map_err(CdiError::io("write to", &self.path))?;
+        self.access.apply(probe.as_file()).map_err(refused)?;
+        for entry in entries(&self.path)? {
+            let path = entry.path();
+            if !entry.file_name().to_str().is_some_and(is_spec_name) {
+                continue;
+            }
+            match self.read_ours(&path).and_then(|ours| ours.map_or(Ok(None), |_| open_plain(&path))) {
+                Ok(file) => file.map_or(Ok(()), |file| self.access.apply(&file)).map_err(refused)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(CdiError::io("read", &path)(error)),
+            }
+        }
+        Ok(())
     }
 }
 
