@@ -61,14 +61,14 @@ impl Table {
     fn crowding(&self, user: Option<u32>) -> Option<u64> {
         let mut counts = BTreeMap::<_, usize>::new();
         self.open.values().for_each(|entry| *counts.entry(entry.user).or_default() += 1);
-        let crowd = if counts.get(&user).is_some_and(|count| *count > STRANGERS_PER_USER_MAX) {
+        let busiest = if counts.get(&user).is_some_and(|count| *count > STRANGERS_PER_USER_MAX) {
             user
         } else if self.open.len() > STRANGERS_MAX {
             counts.into_iter().max_by_key(|(_, count)| *count)?.0
         } else {
             return None;
         };
-        self.open.iter().find(|(_, entry)| entry.user == crowd).map(|(number, _)| *number)
+        self.open.iter().find(|(_, entry)| entry.user == busiest).map(|(number, _)| *number)
     }
 }
 

@@ -63,7 +63,7 @@ impl Cache {
         let suffix = format!("-{:016x}.cwasm", settings(engine));
         let found = key_file::read(&paths.key).unwrap_or_else(|error| {
             let (path, error) = (paths.key.display(), chain(&error));
-            tracing::error!(%path, error, "the key of the cache of compiled drivers is unusable: the cache begins anew");
+            tracing::error!(%path, error, "the key of the cache of compiled drivers is unusable: it is replaced, and the cache is emptied");
             None
         });
         let is_new = found.is_none();

@@ -113,7 +113,7 @@ mod tests {
 
     /// Numbers of users that others give (systemd's UIDS-GIDS, useradd(8), sssd-ldap(5), the unprivileged users of container images).
     const OF_OTHERS: [(&str, RangeInclusive<u32>); 5] = [
-        ("16 bits: users, systemd, nobody", 0..=65_535),
+        ("16 bits: users, systemd, 65534", 0..=65_535),
         ("subordinate users of containers", 65_536..=600_100_000),
         ("containers of systemd-nspawn", 524_288..=1_879_048_191),
         ("directory services by sssd", 200_000..=2_000_200_000),
