@@ -1,7 +1,7 @@
 //! The same small driver in several languages: which files there are, and a sandbox that looks at them without a daemon.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
