@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::io::Read;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
@@ -105,6 +105,11 @@ pub(crate) fn set_writable(directory: &Path, is_writable: bool) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Makes a directory with its parents, which only this user can write, whatever the umask is: the daemon refuses others.
+pub(crate) fn make_directory(path: &Path) -> std::io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path)
 }
 
 #[cfg(test)]

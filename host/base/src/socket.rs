@@ -9,6 +9,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio_util::io::InspectReader;
 use tonic::transport::{Channel, Endpoint, Uri};
 
+use crate::own_sockets::{self, FindError, OtherSocket};
 use nodedock_model::limit::SOCKET_PATH_BYTES_MAX;
 
 /// Bytes of the headers of a plugin's response: they contain an error's text, and a longer one would end the call without the text.
@@ -49,6 +50,7 @@ pub async fn bind_by(path: &Path, temporary: &Path) -> Result<UnixListener, Bind
     let listener = UnixListener::bind(temporary).map_err(io)?;
     std::fs::set_permissions(temporary, PermissionsExt::from_mode(0o600)).map_err(io)?;
     std::fs::rename(temporary, path).map_err(io)?;
+    own_sockets::add(path);
     Ok(listener)
 }
 
@@ -80,6 +82,8 @@ pub async fn refuse_occupied(path: &Path) -> Result<(), BindError> {
 pub enum ConnectError {
     #[error("connect to {}", socket.display())]
     Connect { socket: PathBuf, source: io::Error },
+    #[error("{} is a socket of this daemon, and not of a plugin", socket.display())]
+    Own { socket: PathBuf },
     #[error("begin HTTP/2 on {}", socket.display())]
     Http2 { socket: PathBuf, source: tonic::transport::Error },
 }
@@ -87,16 +91,29 @@ pub enum ConnectError {
 /// Connects to the gRPC server on a socket, once: a channel whose connection has ended does not connect again, and its calls fail at
 /// once. The caller sets a deadline.
 pub async fn connect(socket: &Path) -> Result<Channel, ConnectError> {
-    connect_guarded(socket, ()).await
+    let stream = UnixStream::connect(socket).await;
+    let stream = stream.map_err(|source| ConnectError::Connect { socket: socket.to_owned(), source })?;
+    channel(socket, stream, ()).await
 }
 
-/// Connects as `connect` does. The guard is dropped when the connection ends.
-pub async fn connect_guarded<G>(socket: &Path, guard: G) -> Result<Channel, ConnectError>
+/// Connects to a plugin as `connect` does, and not to a socket of this process. The guard is dropped when the connection ends.
+pub async fn connect_plugin<G>(socket: &Path, guard: G) -> Result<Channel, ConnectError>
 where
     G: Send + Unpin + 'static,
 {
-    let stream = UnixStream::connect(socket).await;
-    let stream = stream.map_err(|source| ConnectError::Connect { socket: socket.to_owned(), source })?;
+    let failed = |source| ConnectError::Connect { socket: socket.to_owned(), source };
+    let other = OtherSocket::find(socket).map_err(|error| match error {
+        FindError::Io(source) => failed(source),
+        FindError::Own => ConnectError::Own { socket: socket.to_owned() },
+    })?;
+    let stream = other.connect().await.map_err(failed)?;
+    channel(socket, stream, guard).await
+}
+
+async fn channel<G>(socket: &Path, stream: UnixStream, guard: G) -> Result<Channel, ConnectError>
+where
+    G: Send + Unpin + 'static,
+{
     let owner = move |_: &[u8]| {
         let _ = &guard;
     };
@@ -124,6 +141,35 @@ mod tests {
         assert!(matches!(bind(&path).await, Err(BindError::InUse(_))));
         drop(living);
         bind(&path).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_plugin_is_not_called_at_a_socket_of_this_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("nodedock.sock");
+        let _listener = bind(&own).await.unwrap();
+        let (link, other_name) = (dir.path().join("link.sock"), dir.path().join("other.sock"));
+        std::os::unix::fs::symlink(&own, &link).unwrap();
+        std::fs::hard_link(&own, &other_name).unwrap();
+        for path in [&own, &link, &other_name, &dir.path().join("../").join(dir.path()).join("link.sock")] {
+            let refused = connect_plugin(path, ()).await.unwrap_err();
+            assert!(matches!(refused, ConnectError::Own { .. }), "{path:?}: {refused:?}");
+        }
+        assert!(matches!(
+            connect_plugin(&dir.path().join("none"), ()).await,
+            Err(ConnectError::Connect { .. })
+        ));
+
+        // Another process has the name now.
+        std::fs::remove_file(&own).unwrap();
+        let _plugin = UnixListener::bind(&own).unwrap();
+        let refused = connect_plugin(&own, ()).await;
+        assert!(matches!(refused, Err(ConnectError::Own { .. })), "the path is the daemon's: {refused:?}");
+        let plugin = dir.path().join("plugin.sock");
+        let listener = UnixListener::bind(&plugin).unwrap();
+        let (connected, accepted) = tokio::join!(connect_plugin(&plugin, ()), listener.accept());
+        accepted.unwrap();
+        connected.unwrap();
     }
 
     #[tokio::test]

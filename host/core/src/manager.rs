@@ -199,7 +199,7 @@ impl Manager {
             checkpoint,
             values,
             cdi,
-            metadata: MetadataDir::new(&settings.metadata.directory),
+            metadata: MetadataDir::new(&settings.metadata.directory, settings.metadata.access),
             registry,
             adapters,
             source,

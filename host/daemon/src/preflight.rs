@@ -117,7 +117,17 @@ fn is_same(a: &Path, b: &Path) -> bool {
 }
 
 fn state_directory(config: &Config) -> Check {
-    writable("state directory", config.paths.checkpoint.parent().unwrap_or(&config.root))
+    const NAME: &str = "state directory";
+    match app::directories::faults(&config.paths) {
+        Ok(faults) if faults.is_empty() => {
+            writable(NAME, config.paths.checkpoint.parent().unwrap_or(&config.root))
+        }
+        Ok(faults) => {
+            let finding = format!("other users can change files of the daemon: {}", faults.join("; "));
+            Check::new(NAME, Verdict::Failed, finding)
+        }
+        Err(error) => Check::new(NAME, Verdict::Failed, chain(error.as_ref())),
+    }
 }
 
 /// The writer of a driver's file and grant decides what the driver may do.

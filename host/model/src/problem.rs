@@ -188,6 +188,7 @@ pub enum ProblemCode {
     KubeletFolder,
     KubeletRefusedDriver,
     KubeletSocket,
+    ListenFailed,
     MetadataAttributes,
     MetadataNotWritten,
     MetadataPath,

@@ -45,7 +45,7 @@ impl Stage {
             std::fs::create_dir_all(directory.path().join(part)).unwrap();
         }
         let settings = WasmSettings {
-            cache_dir: cached.then(|| directory.path().join("cache")),
+            cache: cached.then(|| CachePaths::inside(directory.path())),
             compiler: Compiler::InProcess,
             hardware: Hardware::in_directory(directory.path())
                 .with_own_directories(vec![directory.path().join("opt/dock/var/lib/nodedock")]),

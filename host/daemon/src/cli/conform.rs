@@ -197,8 +197,8 @@ fn daemon_with(file: &Path, args: &ConformArgs) -> Result<Program> {
             snapshot.to_str().context("the snapshot's path is not UTF-8")?.to_owned(),
         ]);
     }
-    let cache = Some(PathBuf::from("var/cache/nodedock"));
-    Ok(Program { command, files, cache, health_may_be_silent: true })
+    let kept = ["var/cache/nodedock", "var/lib/nodedock/cache.key"].map(PathBuf::from).to_vec();
+    Ok(Program { command, files, kept, health_may_be_silent: true })
 }
 
 /// A line for a case, and what was exchanged if it failed.

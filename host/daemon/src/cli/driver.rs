@@ -94,7 +94,7 @@ async fn load(file: &Path, bytes: Vec<u8>, grant: &Grant) -> Result<Inspection> 
 pub(super) fn host(node: &str) -> Result<Arc<WasmHost>> {
     let node = NodeFacts { name: node.to_owned(), boot_id: String::new() };
     let settings = WasmSettings {
-        cache_dir: None,
+        cache: None,
         compiler: Compiler::this_program(),
         hardware: Hardware::of_node(),
         node,

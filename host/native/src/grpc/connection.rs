@@ -137,7 +137,7 @@ pub(super) async fn dial(
     deadline: Duration,
 ) -> Result<(Channel, oneshot::Receiver<()>), DialError> {
     let (open, ended) = oneshot::channel();
-    let connected = tokio::time::timeout(deadline, socket::connect_guarded(socket, open)).await;
+    let connected = tokio::time::timeout(deadline, socket::connect_plugin(socket, open)).await;
     let channel = connected.map_err(|_| DialError::Deadline { socket: socket.to_owned(), deadline })??;
     Ok((channel, ended))
 }

@@ -29,7 +29,7 @@ use nodedock_model::{
     AllocatedDevice, ClaimRecord, ClaimState, DeviceName, DriverKind, DriverName, DriverPart, ObjectRef,
     PoolName, PreparedBy, PreparedClaim, Problem, ProblemCode, Uid, limit,
 };
-use nodedock_wasm::{Compiler, DriverFile, WasmDriver, WasmHost, WasmSettings, driver_config};
+use nodedock_wasm::{CachePaths, Compiler, DriverFile, WasmDriver, WasmHost, WasmSettings, driver_config};
 
 /// The node and its boot, as the driver sees them: the same at each run.
 const NODE: &str = "node-1";
@@ -113,7 +113,7 @@ impl Workbench {
         };
         let recordings = Recordings::start(&directory.path().join("recordings"), [], RECORDING_BYTES_MAX)?;
         let settings = WasmSettings {
-            cache_dir: Some(directory.path().join("cache")),
+            cache: Some(CachePaths::inside(directory.path())),
             compiler: Compiler::this_program(),
             hardware,
             node: facts(BOOT),
