@@ -1,4 +1,5 @@
-//! Which files of `/sys` and `/proc` identify a machine, its parts or its users, and what replaces their content. Pure.
+//! Which files of `/sys` and `/proc` identify a machine, its parts or its users by their names, and what replaces their content. Pure. Of
+//! other files of `/sys` the [`vocabulary`](crate::vocabulary) says what is kept.
 //!
 //! A value that identifies something is replaced by a placeholder of the same shape: the digits and letters become zeros that end in a
 //! number, by the order of paths. A MAC address becomes `02:00:00:00:00:01`, a serial number `00000001`. The same value has the same
@@ -134,14 +135,18 @@ const SPREAD_BYTES_MIN: usize = 6;
 /// Bytes of a value of digits only from which on it is replaced in other files too: shorter ones are mostly something else there.
 const SPREAD_DIGITS_MIN: usize = 8;
 
-static FILES: LazyLock<GlobSet> = LazyLock::new(|| {
+static FILES: LazyLock<GlobSet> =
+    LazyLock::new(|| glob_set(IDENTIFIERS.iter().flat_map(|identifier| identifier.files)));
+
+/// Builds the globs of a list in this crate.
+pub(crate) fn glob_set<'a>(patterns: impl IntoIterator<Item = &'a &'static str>) -> GlobSet {
     let mut globs = GlobSetBuilder::new();
-    for glob in IDENTIFIERS.iter().flat_map(|identifier| identifier.files) {
-        let glob = GlobBuilder::new(glob).literal_separator(true).build();
-        globs.add(glob.expect("the globs of this file are valid"));
+    for pattern in patterns {
+        let glob = GlobBuilder::new(pattern).literal_separator(true).build();
+        globs.add(glob.expect("the globs of this crate are valid"));
     }
-    globs.build().expect("the globs of this file are valid")
-});
+    globs.build().expect("the globs of this crate are valid")
+}
 
 /// An address of six to twenty bytes: Ethernet, Bluetooth, EUI-64, InfiniBand.
 static HARDWARE_ADDRESS: LazyLock<Regex> =
