@@ -437,3 +437,51 @@ fn every_recorded_machine_is_read() {
         }
     }
 }
+
+/// What the example drivers read of PCI functions and USB devices: without it a snapshot would be of no use to them.
+#[test]
+fn a_redacted_machine_keeps_what_drivers_read() {
+    const READ: [&str; 15] = [
+        "bDeviceClass",
+        "busnum",
+        "class",
+        "current_link_speed",
+        "current_link_width",
+        "device",
+        "idProduct",
+        "idVendor",
+        "local_cpulist",
+        "modalias",
+        "numa_node",
+        "speed",
+        "subsystem_device",
+        "subsystem_vendor",
+        "vendor",
+    ];
+    if !recorded_machines().is_dir() {
+        return println!("skipped: {} is not there", recorded_machines().display());
+    }
+    let mut compared = 0;
+    for archive in fs::read_dir(recorded_machines()).unwrap() {
+        let archive = archive.unwrap().path();
+        if archive.extension().is_none_or(|extension| extension == "md") {
+            continue;
+        }
+        let snapshot = Snapshot::open(&archive).unwrap();
+        let (redacted, _) = snapshot.clone().redacted(&[]);
+        for (path, entry) in snapshot.entries() {
+            let (directory, name) = path.rsplit_once('/').unwrap();
+            // A SCSI device has a vendor too, which is a name.
+            let is_number = snapshot.get(&format!("{directory}/scsi_level")).is_none();
+            if matches!(entry, Entry::File(_))
+                && is_number
+                && path.starts_with("/sys/devices/pci")
+                && READ.contains(&name)
+            {
+                assert_eq!(redacted.get(path), Some(entry), "{path} of {}", archive.display());
+                compared += 1;
+            }
+        }
+    }
+    assert!(compared > 1000, "{compared}");
+}
