@@ -35,6 +35,7 @@ mod record;
 mod redact;
 #[cfg(test)]
 mod tests;
+pub mod vocabulary;
 mod write;
 
 use std::collections::BTreeMap;
@@ -171,8 +172,8 @@ impl Snapshot {
         write::archive(self, out)
     }
 
-    /// Returns the snapshot with placeholders for what identifies the machine, as [`identifiers`] lists it, and for `known` texts, such
-    /// as the machine's name.
+    /// Returns the snapshot with placeholders for what identifies the machine, as [`identifiers`] lists it, for texts of `/sys` that are not
+    /// of the [`vocabulary`], and for `known` texts, such as the machine's name.
     pub fn redacted(self, known: &[String]) -> (Self, Redacted) {
         redact::redact(self, known)
     }

@@ -290,7 +290,7 @@ impl Walk<'_> {
         let segments: Vec<_> = path.split('/').skip(1).collect();
         match self.collector.add(&segments, entry) {
             Ok(()) => {}
-            Err(refusal @ (Refusal::ManyEntries | Refusal::ManyBytes)) => {
+            Err(refusal @ (Refusal::ManyEntries | Refusal::ManyBytes | Refusal::LongPaths)) => {
                 return Err(self.refused(path, refusal));
             }
             Err(_) => return self.skip(path, Skipped::Unsuitable).map(drop),
