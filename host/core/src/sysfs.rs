@@ -22,9 +22,10 @@ use rustix::io::Errno;
 
 use crate::sysfs::blocking::LOOK_WALL;
 use crate::sysfs::simulation::Simulation;
+use nodedock_base::beneath;
 use nodedock_model::grant::pattern::{self, PatternSet};
 use nodedock_model::limit::PATH_BYTES_MAX;
-use nodedock_model::{Problem, ProblemCode};
+use nodedock_model::{Problem, ProblemCode, ProblemKind};
 
 /// Bytes of one read: sysfs files have at most a page, `config` spaces 4 KiB; binary attributes may be larger.
 const READ_BYTES_MAX: usize = 64 << 10;
@@ -124,7 +125,7 @@ impl SysfsRoot {
 
     /// Names in a directory, sorted.
     pub fn read_dir(&self, path: &str) -> Result<Vec<String>, Problem> {
-        let names = self.names(path)?;
+        let names = self.names(path, Instant::now() + LOOK_WALL)?;
         match names.len() <= ENTRIES_MAX {
             true => Ok(names.into_iter().map(|(name, _)| name).collect()),
             false => Err(too_many(path)),
@@ -148,9 +149,14 @@ impl SysfsRoot {
         self.resolved(path, &end)
     }
 
+    /// The path without links; `None` where nothing exists, or where no driver may look.
+    pub fn find(&self, path: &str) -> Result<Option<String>, Problem> {
+        present(check_path(path).and_then(|()| self.resolve(path)))
+    }
+
     /// Whether there is such a file or directory: a network interface, a device.
-    pub fn exists(&self, path: &str) -> bool {
-        check_path(path).is_ok() && self.resolve(path).is_ok()
+    pub fn exists(&self, path: &str) -> Result<bool, Problem> {
+        Ok(self.find(path)?.is_some())
     }
 
     /// Paths that match, as seen by a walk from the root, sorted.
@@ -187,31 +193,34 @@ impl SysfsRoot {
     }
 
     /// Names in a directory and whether each is a directory itself, sorted.
-    fn names(&self, path: &str) -> Result<Vec<(String, bool)>, Problem> {
+    fn names(&self, path: &str, until: Instant) -> Result<Vec<(String, bool)>, Problem> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let name = if path.is_empty() { "." } else { path };
-        let directory = self.open_beneath(name, flags, ResolveFlags::empty())?;
+        let directory = self.open_until(until, name, flags, ResolveFlags::empty())?;
         self.resolved(path, &directory)?;
-        let error = |errno: Errno| io_problem(path, &errno.into());
-        let mut names = Vec::new();
-        for entry in rustix::fs::Dir::read_from(&directory).map_err(error)? {
-            let entry = entry.map_err(error)?;
-            let Ok(name) = entry.file_name().to_str() else { continue };
-            if !matches!(name, "." | "..") {
-                names.push((name.to_owned(), entry.file_type() == FileType::Directory));
-            }
-            if names.len() > GLOB_DIRECTORIES_MAX {
-                return Err(too_many(path));
-            }
+        let entries = beneath::entries(&directory, GLOB_DIRECTORIES_MAX, until);
+        let entries = entries.map_err(|errno| io_problem(path, &errno.into()))?;
+        if entries.len() > GLOB_DIRECTORIES_MAX {
+            return Err(too_many(path));
         }
-        names.sort();
-        Ok(names)
+        Ok(entries.into_iter().map(|entry| (entry.name, entry.kind == FileType::Directory)).collect())
     }
 
     pub fn open_beneath(&self, path: &str, flags: OFlags, more: ResolveFlags) -> Result<OwnedFd, Problem> {
+        self.open_until(Instant::now() + LOOK_WALL, path, flags, more)
+    }
+
+    fn open_until(
+        &self,
+        until: Instant,
+        path: &str,
+        flags: OFlags,
+        more: ResolveFlags,
+    ) -> Result<OwnedFd, Problem> {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV | more;
-        rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve).map_err(|errno| match errno {
-            Errno::NOENT => {
+        beneath::open(&self.root, path, flags, resolve, until).map_err(|errno| match errno {
+            // No name is that long.
+            Errno::NOENT | Errno::NAMETOOLONG => {
                 Problem::not_found(ProblemCode::NoSuchPath, format!("/sys/{path} does not exist"))
             }
             Errno::NOTDIR if flags.contains(OFlags::DIRECTORY) => {
@@ -223,6 +232,7 @@ impl SysfsRoot {
             Errno::XDEV | Errno::LOOP => {
                 Problem::denied(ProblemCode::OutsideSysfs, format!("/sys/{path} leads out of /sys"))
             }
+            Errno::ACCESS | Errno::PERM => not_permitted(&format!("/sys/{path}")),
             errno => io_problem(path, &errno.into()),
         })
     }
@@ -252,6 +262,21 @@ pub fn stat(path: &str, fd: &OwnedFd) -> Result<Stat, Problem> {
 pub fn denied(path: &str) -> Problem {
     let message = format!("no driver may touch /sys/{path}, whatever is granted");
     Problem::denied(ProblemCode::NeverAllowed, message)
+}
+
+/// The kernel refuses the daemon's user.
+pub fn not_permitted(path: &str) -> Problem {
+    let message = format!("the user of the daemon may not open {path}");
+    Problem::denied(ProblemCode::NotPermitted, message)
+}
+
+/// `None` for what does not exist or no driver may see. A problem that says neither is none of these.
+pub fn present<T>(found: Result<T, Problem>) -> Result<Option<T>, Problem> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(problem) if matches!(problem.kind, ProblemKind::NotFound | ProblemKind::Denied) => Ok(None),
+        Err(problem) => Err(problem),
+    }
 }
 
 fn too_many(path: &str) -> Problem {
@@ -284,7 +309,7 @@ impl Walk<'_> {
         }
         if pattern::is_literal(first) {
             let path = join(&directory, first);
-            return if rest.is_empty() && !self.exists(&path) {
+            return if rest.is_empty() && !self.exists(&path)? {
                 Ok(())
             } else {
                 self.descend(path, rest, depth + 1)
@@ -322,12 +347,12 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn exists(&self, path: &str) -> bool {
+    fn exists(&self, path: &str) -> Result<bool, Problem> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        self.root.open_beneath(path, flags, ResolveFlags::empty()).is_ok()
+        Ok(present(self.root.open_until(self.until, path, flags, ResolveFlags::empty()))?.is_some())
     }
 
-    /// A path that is not a directory, was removed meanwhile or is denied has no names.
+    /// A path that is not a directory, was removed meanwhile or is denied has no names. Another failure fails the glob.
     fn names(&mut self, directory: &str) -> Result<Vec<(String, bool)>, Problem> {
         self.directories += 1;
         if Instant::now() >= self.until {
@@ -336,7 +361,10 @@ impl Walk<'_> {
         if self.directories > GLOB_DIRECTORIES_MAX {
             return Err(too_wide("reads", GLOB_DIRECTORIES_MAX, "directories"));
         }
-        Ok(self.root.names(directory).unwrap_or_default())
+        match self.root.names(directory, self.until) {
+            Err(problem) if problem.code == ProblemCode::NotADirectory => Ok(Vec::new()),
+            names => Ok(present(names)?.unwrap_or_default()),
+        }
     }
 
     fn find(&mut self, path: String) -> Result<(), Problem> {

@@ -10,8 +10,9 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use super::bindings::nodedock::driver::host_files::{FileInfo, FileKind};
+use nodedock_base::beneath::{self, Entry};
 use nodedock_core::sysfs::blocking::LOOK_WALL;
-use nodedock_core::sysfs::{ENTRIES_MAX, bad_glob};
+use nodedock_core::sysfs::{ENTRIES_MAX, bad_glob, not_permitted, present};
 use nodedock_model::grant::is_readable_host_file;
 use nodedock_model::grant::pattern;
 use nodedock_model::limit::PATH_BYTES_MAX;
@@ -133,12 +134,24 @@ impl FilesRoot {
 
     /// Links are resolved beneath the root, as in a chroot.
     fn open_beneath(&self, path: &str, flags: OFlags, more: ResolveFlags) -> Result<OwnedFd, Problem> {
+        self.open_until(Instant::now() + LOOK_WALL, path, flags, more)
+    }
+
+    fn open_until(
+        &self,
+        until: Instant,
+        path: &str,
+        flags: OFlags,
+        more: ResolveFlags,
+    ) -> Result<OwnedFd, Problem> {
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | more;
-        rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve).map_err(|errno| match errno {
-            Errno::NOENT | Errno::NOTDIR => {
+        beneath::open(&self.root, path, flags, resolve, until).map_err(|errno| match errno {
+            // No name is that long.
+            Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG => {
                 Problem::not_found(ProblemCode::NoSuchPath, format!("{path} does not exist"))
             }
             Errno::LOOP => never(path),
+            Errno::ACCESS | Errno::PERM => not_permitted(path),
             errno => Problem::unavailable(ProblemCode::IoError, format!("{path}: {errno}")),
         })
     }
@@ -153,17 +166,19 @@ impl FilesRoot {
         Ok(format!("/{}", inside.to_str().ok_or_else(|| never(path))?))
     }
 
-    /// Names in a directory, and whether each is a directory itself; none where there is no directory.
-    fn names(&self, directory: &str) -> Vec<(String, bool)> {
+    /// What is in a directory; nothing where there is no directory, or none that may be listed.
+    fn entries(&self, directory: &str, until: Instant) -> Result<Vec<Entry>, Problem> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let name = if directory.is_empty() { "." } else { directory };
-        let Ok(open) = self.open_beneath(name, flags, ResolveFlags::empty()) else { return Vec::new() };
-        let Ok(entries) = rustix::fs::Dir::read_from(&open) else { return Vec::new() };
-        let name = |entry: rustix::fs::DirEntry| {
-            let name = entry.file_name().to_str().ok()?.to_owned();
-            (!matches!(name.as_str(), "." | "..")).then(|| (name, entry.file_type() == FileType::Directory))
+        let Some(open) = present(self.open_until(until, name, flags, ResolveFlags::empty()))? else {
+            return Ok(Vec::new());
         };
-        entries.filter_map(Result::ok).filter_map(name).take(GLOB_DIRECTORIES_MAX).collect()
+        let entries = beneath::entries(&open, GLOB_DIRECTORIES_MAX, until)
+            .map_err(|errno| Problem::unavailable(ProblemCode::IoError, format!("{directory}: {errno}")))?;
+        if entries.len() > GLOB_DIRECTORIES_MAX {
+            return Err(too_wide("entries of a directory", GLOB_DIRECTORIES_MAX));
+        }
+        Ok(entries)
     }
 }
 
@@ -208,13 +223,13 @@ impl Walk<'_> {
         if Instant::now() >= self.until {
             return Err(stuck());
         }
-        for (name, is_directory) in self.root.names(&directory) {
+        for Entry { name, kind } in self.root.entries(&directory, self.until)? {
             let path = format!("{directory}/{name}");
             if *first == "**" {
                 if rest.is_empty() {
                     self.find(&path)?;
                 }
-                if is_directory && depth < GLOB_DEPTH_MAX {
+                if kind == FileType::Directory && depth < GLOB_DEPTH_MAX {
                     self.descend(path, segments, depth + 1)?;
                 }
             } else if matcher.is_match(&name) {

@@ -54,7 +54,7 @@ pub(super) fn get(sysfs: &SysfsRoot, name: &str) -> Result<NetInterface, Problem
         mtu: find("mtu")?.parse().unwrap_or(0),
         admin_up: flags & IFF_UP == IFF_UP,
         state: state(&find("operstate")?),
-        device_path: sysfs.exists(&device).then(|| sysfs.resolve(&device)).transpose()?,
+        device_path: sysfs.find(&device)?,
     })
 }
 

@@ -9,12 +9,14 @@ use std::fmt;
 use std::io::Write;
 use std::path::Path;
 use std::str::FromStr;
+use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::{SysfsRoot, stat};
 use crate::sysfs::attribute::{Attribute, Written, replaced};
+use crate::sysfs::blocking::LOOK_WALL;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{KeptValue, Problem, ProblemCode};
 
@@ -171,7 +173,7 @@ impl SysfsRoot {
     }
 
     /// Returns whether the kernel has a driver for PCI functions.
-    pub fn has_pci_driver(&self, driver: &str) -> bool {
+    pub fn has_pci_driver(&self, driver: &str) -> Result<bool, Problem> {
         self.exists(&format!("{DRIVERS}/{driver}"))
     }
 
@@ -256,7 +258,7 @@ impl SysfsRoot {
 
     fn iommu_group(&self, address: &PciAddress) -> Result<Option<Vec<PciAddress>>, Problem> {
         let devices = format!("{DEVICES}/{address}/iommu_group/devices");
-        if !self.exists(&devices) {
+        if !self.exists(&devices)? {
             return Ok(None);
         }
         let mut group = Vec::new();
@@ -275,7 +277,7 @@ impl SysfsRoot {
 
     fn binding_in(&self, directory: &str) -> Result<Binding, Problem> {
         let link = format!("{directory}/driver");
-        let driver = match self.exists(&link) {
+        let driver = match self.exists(&link)? {
             true => self.read_link(&link)?.rsplit('/').next().map(str::to_owned),
             false => None,
         };
@@ -304,7 +306,7 @@ impl SysfsRoot {
 
     /// Names in a directory; none if it does not exist. A directory that cannot be read is an error: what is unknown is no permission.
     fn entries(&self, path: &str) -> Result<Vec<String>, Problem> {
-        match self.names(path) {
+        match self.names(path, Instant::now() + LOOK_WALL) {
             Ok(names) => Ok(names.into_iter().map(|(name, _)| name).collect()),
             Err(problem) if problem.code == ProblemCode::NoSuchPath => Ok(Vec::new()),
             Err(problem) => Err(problem),
@@ -327,7 +329,7 @@ impl SysfsRoot {
         for controller in self.class_below("nvme", directory)? {
             for subsystem in self.entries("class/nvme-subsystem")? {
                 let subsystem = format!("class/nvme-subsystem/{subsystem}");
-                if self.exists(&format!("{subsystem}/{controller}")) {
+                if self.exists(&format!("{subsystem}/{controller}"))? {
                     disks.extend(self.class_below("block", &self.resolve(&subsystem)?)?);
                 }
             }

@@ -1,0 +1,68 @@
+//! Opening, listing and reading what lies beneath an open directory. Blocking functions, not for async threads.
+//!
+//! Repeats what the kernel asks to repeat, until a deadline: openat2(2) fails with `EAGAIN` where a path has `..` and anything on the
+//! machine is renamed at the same time, and nearly every path below `/sys/bus` and `/sys/class` is a link with `..`. Returns every other
+//! failure: none is left out.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+use rustix::path::Arg;
+
+/// Attempts without a pause: a rename takes microseconds.
+const ATTEMPTS_AT_ONCE: u32 = 64;
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Opens a path beneath a directory, as openat2(2) does.
+pub fn open(
+    directory: impl AsFd,
+    path: impl Arg + Copy,
+    flags: OFlags,
+    resolve: ResolveFlags,
+    until: Instant,
+) -> rustix::io::Result<OwnedFd> {
+    repeat(until, || rustix::fs::openat2(&directory, path, flags, Mode::empty(), resolve))
+}
+
+/// An entry of a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    pub name: String,
+    /// A link to a directory is a link.
+    pub kind: FileType,
+}
+
+/// Returns what is in an open directory, sorted by name, without names that are not UTF-8; at most one entry more than `max`.
+pub fn entries(directory: &OwnedFd, max: usize, until: Instant) -> rustix::io::Result<Vec<Entry>> {
+    let mut entries = repeat(until, || {
+        let entries = Dir::read_from(directory)?.filter_map(named);
+        entries.take(max + 1).collect::<rustix::io::Result<Vec<_>>>()
+    })?;
+    entries.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(entries)
+}
+
+fn named(entry: rustix::io::Result<rustix::fs::DirEntry>) -> Option<rustix::io::Result<Entry>> {
+    let entry = match entry {
+        Ok(entry) => entry,
+        Err(errno) => return Some(Err(errno)),
+    };
+    let name = entry.file_name().to_str().ok().filter(|name| !matches!(*name, "." | ".."))?.to_owned();
+    Some(Ok(Entry { name, kind: entry.file_type() }))
+}
+
+fn repeat<T>(until: Instant, mut work: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    let mut attempts = 0;
+    loop {
+        match work() {
+            Err(Errno::AGAIN | Errno::INTR) if Instant::now() < until => attempts += 1,
+            ended => return ended,
+        }
+        match attempts < ATTEMPTS_AT_ONCE {
+            true => std::thread::yield_now(),
+            false => std::thread::sleep(PAUSE),
+        }
+    }
+}
