@@ -4,12 +4,16 @@
 //! machine is renamed at the same time, and nearly every path below `/sys/bus` and `/sys/class` is a link with `..`. Returns every other
 //! failure: none is left out.
 
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{Dir, FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 use rustix::path::Arg;
+
+use crate::failpoint::system_call;
 
 /// Attempts without a pause: a rename takes microseconds.
 const ATTEMPTS_AT_ONCE: u32 = 64;
@@ -23,7 +27,26 @@ pub fn open(
     resolve: ResolveFlags,
     until: Instant,
 ) -> rustix::io::Result<OwnedFd> {
-    repeat(until, || rustix::fs::openat2(&directory, path, flags, Mode::empty(), resolve))
+    repeat(until, || {
+        system_call()?;
+        rustix::fs::openat2(&directory, path, flags, Mode::empty(), resolve)
+    })
+}
+
+/// Returns the content of an open file, at most `max` bytes of it.
+pub fn read(file: OwnedFd, max: u64) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    Reader(file.into()).take(max).read_to_end(&mut content)?;
+    Ok(content)
+}
+
+struct Reader(File);
+
+impl Read for Reader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        system_call()?;
+        self.0.read(buffer)
+    }
 }
 
 /// An entry of a directory.
@@ -37,6 +60,7 @@ pub struct Entry {
 /// Returns what is in an open directory, sorted by name, without names that are not UTF-8; at most one entry more than `max`.
 pub fn entries(directory: &OwnedFd, max: usize, until: Instant) -> rustix::io::Result<Vec<Entry>> {
     let mut entries = repeat(until, || {
+        system_call()?;
         let entries = Dir::read_from(directory)?.filter_map(named);
         entries.take(max + 1).collect::<rustix::io::Result<Vec<_>>>()
     })?;

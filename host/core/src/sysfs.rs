@@ -11,7 +11,6 @@ pub mod simulation;
 
 pub use self::restore::{Fate, SysfsTree};
 
-use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -154,6 +153,24 @@ impl SysfsRoot {
         present(check_path(path).and_then(|()| self.resolve(path)))
     }
 
+    /// The text of a file without the white space around it; `None` where nothing exists or the kernel has no value now, and for what is no
+    /// text.
+    pub fn find_text(&self, path: &str) -> Result<Option<String>, Problem> {
+        match self.read(path) {
+            Ok(content) => Ok(std::str::from_utf8(&content).map(|text| text.trim().to_owned()).ok()),
+            Err(problem) if is_absent(&problem) => Ok(None),
+            Err(problem) => Err(problem),
+        }
+    }
+
+    /// As `find_text`; `None` also for what no driver may read and for what is no file.
+    pub fn fact(&self, path: &str) -> Result<Option<String>, Problem> {
+        match self.find_text(path) {
+            Err(problem) if problem.kind.is_permanent() => Ok(None),
+            found => found,
+        }
+    }
+
     /// Whether there is such a file or directory: a network interface, a device.
     pub fn exists(&self, path: &str) -> Result<bool, Problem> {
         Ok(self.find(path)?.is_some())
@@ -185,11 +202,11 @@ impl SysfsRoot {
     /// Reads at most one byte more than a driver may have.
     pub fn content(&self, path: &str, resolved: &str) -> Result<Vec<u8>, Problem> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-        let file = std::fs::File::from(self.open_beneath(resolved, flags, ResolveFlags::NO_SYMLINKS)?);
-        let mut content = Vec::new();
-        let read = file.take(READ_BYTES_MAX as u64 + 1).read_to_end(&mut content);
-        read.map_err(|error| io_problem(path, &error))?;
-        Ok(content)
+        let file = self.open_beneath(resolved, flags, ResolveFlags::NO_SYMLINKS)?;
+        beneath::read(file, READ_BYTES_MAX as u64 + 1).map_err(|error| match Errno::from_io_error(&error) {
+            Some(errno) if has_no_value(errno) => no_value(path, errno),
+            _ => io_problem(path, &error),
+        })
     }
 
     /// Names in a directory and whether each is a directory itself, sorted.
@@ -233,6 +250,8 @@ impl SysfsRoot {
                 Problem::denied(ProblemCode::OutsideSysfs, format!("/sys/{path} leads out of /sys"))
             }
             Errno::ACCESS | Errno::PERM => not_permitted(&format!("/sys/{path}")),
+            // The device is being removed.
+            Errno::NODEV | Errno::NXIO => no_value(path, errno),
             errno => io_problem(path, &errno.into()),
         })
     }
@@ -270,11 +289,29 @@ pub fn not_permitted(path: &str) -> Problem {
     Problem::denied(ProblemCode::NotPermitted, message)
 }
 
-/// `None` for what does not exist or no driver may see. A problem that says neither is none of these.
+/// Whether the kernel says of a read that the attribute has no value at the moment, and not that the read failed: a link is down
+/// (`EINVAL`, Documentation/ABI/testing/sysfs-class-net), the device has no such property (`EOPNOTSUPP`, and `ENOTSUPP` of the kernel's
+/// own), is being removed (`ENODEV`, `ENXIO`), or has not measured yet (`ENODATA`).
+fn has_no_value(errno: Errno) -> bool {
+    const NOTSUPP: Errno = Errno::from_raw_os_error(524);
+    let none = [Errno::INVAL, Errno::OPNOTSUPP, NOTSUPP, Errno::NODEV, Errno::NXIO, Errno::NODATA];
+    none.contains(&errno)
+}
+
+fn no_value(path: &str, errno: Errno) -> Problem {
+    Problem::unavailable(ProblemCode::NoValue, format!("the kernel has no value of /sys/{path} now: {errno}"))
+}
+
+/// Whether a problem says that there is nothing, as opposed to a read that failed.
+pub fn is_absent(problem: &Problem) -> bool {
+    problem.kind == ProblemKind::NotFound || problem.code == ProblemCode::NoValue
+}
+
+/// `None` for what does not exist or no driver may see.
 pub fn present<T>(found: Result<T, Problem>) -> Result<Option<T>, Problem> {
     match found {
         Ok(found) => Ok(Some(found)),
-        Err(problem) if matches!(problem.kind, ProblemKind::NotFound | ProblemKind::Denied) => Ok(None),
+        Err(problem) if is_absent(&problem) || problem.kind == ProblemKind::Denied => Ok(None),
         Err(problem) => Err(problem),
     }
 }

@@ -1,7 +1,6 @@
 //! Looking at files of the node outside `/sys` and `/dev`: beneath the root, within the ceiling, root's own and readable by everyone.
 //! Blocking functions, not for async threads.
 
-use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -77,9 +76,9 @@ impl FilesRoot {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let file = self.open_beneath(&info.real_path, flags, ResolveFlags::NO_SYMLINKS)?;
         check_owner(path, &stat(path, &file)?)?;
-        let mut content = Vec::new();
-        let read = std::fs::File::from(file).take(READ_BYTES_MAX + 1).read_to_end(&mut content);
-        read.map_err(|error| Problem::unavailable(ProblemCode::IoError, format!("{path}: {error}")))?;
+        let read = beneath::read(file, READ_BYTES_MAX + 1);
+        let content =
+            read.map_err(|error| Problem::unavailable(ProblemCode::IoError, format!("{path}: {error}")))?;
         if content.len() as u64 > READ_BYTES_MAX {
             let message = format!("{path} has more than {READ_BYTES_MAX} bytes");
             return Err(Problem::invalid(ProblemCode::FileTooLarge, message));

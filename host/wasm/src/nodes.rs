@@ -1,6 +1,5 @@
 //! Looking at device nodes: never opening one, never following a link.
 
-use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -159,10 +158,9 @@ impl DevRoot {
 
     /// The node that a regular file stands for.
     fn simulated(&self, inside: &str) -> Result<Option<(NodeKind, u32, u32)>, Problem> {
-        let mut text = Vec::new();
         let file = self.open_beneath(inside, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC)?;
-        let read = std::fs::File::from(file).take(64).read_to_end(&mut text);
-        read.map_err(|error| Problem::unavailable(ProblemCode::IoError, format!("/dev/{inside}: {error}")))?;
+        let text = beneath::read(file, 64)
+            .map_err(|error| Problem::unavailable(ProblemCode::IoError, format!("/dev/{inside}: {error}")))?;
         let numbers = std::str::from_utf8(&text).ok().and_then(NodeNumbers::parse);
         let Some(NodeNumbers { kind, major, minor }) = numbers else { return Ok(None) };
         let kind = match kind {

@@ -125,7 +125,7 @@ fn what_may_be_written_is_looked_at_and_what_is_the_machines_is_kept_off() {
     assert_eq!(code(sys.attribute("class/net/eth0/none")), "no-such-path");
 
     let written = sys.store(&numvfs, "4").unwrap();
-    assert_eq!((written.outcome, written.value.as_deref()), (Ok(()), Some("4")));
+    assert_eq!((written.outcome, written.value), (Ok(()), Ok(Some("4".to_owned()))));
     let file = directory.path().join("sys/devices/pci0/card/numvfs");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "4\n");
     // What was looked at and what is written are the same, or nothing is.
