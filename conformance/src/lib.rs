@@ -239,7 +239,7 @@ impl<'a> Nodes<'a> {
 
 /// Does nothing if there is no such directory.
 fn move_directory(from: &Path, to: &Path) -> Result<()> {
-    if !from.exists() {
+    if !from.try_exists()? {
         return Ok(());
     }
     std::fs::create_dir_all(to.parent().unwrap_or(to))?;

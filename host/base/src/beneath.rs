@@ -90,3 +90,63 @@ fn repeat<T>(until: Instant, mut work: impl FnMut() -> rustix::io::Result<T>) ->
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_asks_to_repeat_is_repeated_until_the_deadline() {
+        for errno in [Errno::AGAIN, Errno::INTR] {
+            let mut left = 3 * ATTEMPTS_AT_ONCE / 2;
+            let until = Instant::now() + Duration::from_secs(60);
+            let repeated = repeat(until, || {
+                left -= 1;
+                if left == 0 { Ok("done") } else { Err(errno) }
+            });
+            assert_eq!(repeated, Ok("done"));
+            let mut attempts = 0;
+            let over = repeat(Instant::now(), || {
+                attempts += 1;
+                Err::<(), _>(errno)
+            });
+            assert_eq!((over, attempts), (Err(errno), 1), "the time is over");
+        }
+    }
+
+    #[test]
+    fn another_failure_is_returned_at_once() {
+        for errno in [Errno::NOENT, Errno::MFILE, Errno::NOMEM, Errno::IO] {
+            let mut attempts = 0;
+            let failed = repeat(Instant::now() + Duration::from_secs(60), || {
+                attempts += 1;
+                Err::<(), _>(errno)
+            });
+            assert_eq!((failed, attempts), (Err(errno), 1));
+        }
+    }
+
+    #[test]
+    fn entries_are_sorted_and_one_more_than_the_bound_shows_that_it_is_exceeded() {
+        let directory = tempfile::tempdir().unwrap();
+        for name in ["b", "a", "c"] {
+            std::fs::write(directory.path().join(name), name).unwrap();
+        }
+        let open_directory = || {
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            rustix::fs::open(directory.path(), flags, Mode::empty()).unwrap()
+        };
+        let until = Instant::now() + Duration::from_secs(60);
+        let names = |max| -> Vec<String> {
+            let found = entries(&open_directory(), max, until).unwrap();
+            found.into_iter().map(|entry| entry.name).collect()
+        };
+        assert_eq!(names(3), ["a", "b", "c"]);
+        assert_eq!(names(1).len(), 2);
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let file = open(open_directory(), "a", flags, ResolveFlags::BENEATH, until).unwrap();
+        assert_eq!(read(file, 64).unwrap(), b"a");
+        let none = open(open_directory(), "d", flags, ResolveFlags::BENEATH, until);
+        assert_eq!(none.unwrap_err(), Errno::NOENT);
+    }
+}

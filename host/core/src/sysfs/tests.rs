@@ -136,3 +136,25 @@ fn what_may_be_written_is_looked_at_and_what_is_the_machines_is_kept_off() {
     assert_eq!(code(sys.store(&numvfs, "5")), "outside-sysfs");
     assert_eq!(std::fs::read_to_string(directory.path().join("outside")).unwrap(), "secret");
 }
+
+#[test]
+fn a_value_that_cannot_be_read_is_not_written() {
+    // The beginning of a process's memory: EIO (proc(5)).
+    let sys = SysfsRoot::open(Path::new("/proc/self")).unwrap();
+    assert_eq!(code(sys.read("mem")), "io-error");
+    assert_eq!(code(sys.find_text("mem")), "io-error");
+    assert_eq!(code(sys.fact("mem")), "io-error");
+    assert_eq!(code(sys.attribute("mem")), "io-error", "its previous value could not be restored");
+    assert_eq!(sys.find_text("none"), Ok(None));
+}
+
+#[test]
+fn an_attribute_without_a_value_is_told_from_a_read_that_failed() {
+    for raw in [22, 95, 524, 19, 6, 61] {
+        let problem = no_value("class/net/eth0/speed", Errno::from_raw_os_error(raw));
+        assert!(has_no_value(Errno::from_raw_os_error(raw)) && is_absent(&problem), "{raw}");
+    }
+    for failed in [Errno::AGAIN, Errno::INTR, Errno::IO, Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
+        assert!(!has_no_value(failed) && !is_absent(&io_problem("a", &failed.into())), "{failed}");
+    }
+}
