@@ -241,7 +241,7 @@ impl<'a> Nodes<'a> {
 
 /// Does nothing if there is no such file or directory.
 fn move_path(from: &Path, to: &Path) -> Result<()> {
-    if !from.exists() {
+    if !from.try_exists()? {
         return Ok(());
     }
     files::make_directory(to.parent().unwrap_or(to))?;

@@ -479,6 +479,7 @@ impl TestNode {
         let time = self.options.slices_timeout;
         let slices = self
             .slices_until(&plugin.name, time, |slices| is_complete(slices) && !devices(slices).is_empty());
+        // no error: without slices there is no device, which is an error
         let devices = devices(&slices.await.unwrap_or_default());
         ensure!(
             !devices.is_empty(),

@@ -1,7 +1,8 @@
-//! Shared basics: tasks and drain, time, backoff, locks by key, Unix sockets, error chains, conditions, counters, fail points.
+//! Shared basics: tasks and drain, time, backoff, locks by key, Unix sockets, directories, error chains, conditions, counters, fail points.
 
 pub mod backoff;
 pub mod batches;
+pub mod beneath;
 pub mod changes;
 pub mod clock;
 pub mod conditions;

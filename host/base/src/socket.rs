@@ -57,8 +57,11 @@ pub async fn bind_by(path: &Path, temporary: &Path) -> Result<UnixListener, Bind
 /// Removes a socket, whatever process has it open. A file that is not a socket stays.
 pub fn remove(path: &Path) -> Result<(), BindError> {
     use std::os::unix::fs::FileTypeExt;
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
-    let removed = if is_socket { std::fs::remove_file(path) } else { Ok(()) };
+    let found = crate::file::symlink_metadata(path);
+    let removed = found.and_then(|found| match found.is_some_and(|found| found.file_type().is_socket()) {
+        true => std::fs::remove_file(path),
+        false => Ok(()),
+    });
     removed.map_err(|source| BindError::Io { path: path.to_owned(), source })
 }
 

@@ -11,6 +11,7 @@ pub fn name(uid: u32) -> Option<String> {
 }
 
 fn name_in(passwd: &Path, uid: u32) -> Option<String> {
+    // no error: the number is shown instead of the name
     let text = std::fs::read_to_string(passwd).ok()?;
     let of_uid = |line: &&str| line.split(':').nth(2).and_then(|field| field.parse().ok()) == Some(uid);
     let name = text.lines().find(of_uid)?.split(':').next()?;

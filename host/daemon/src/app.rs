@@ -366,7 +366,7 @@ impl Built {
             cdi: self.cdi,
             registry: registry.clone(),
             source: claim_source(paths, connected.as_ref(), self.local.as_ref()),
-            settings: manager_settings(&config, node.clone()),
+            settings: manager_settings(&config, node.clone())?,
             changes: changes.clone(),
             conditions: conditions.clone(),
             tasks: tasks.work.clone(),
@@ -475,9 +475,13 @@ fn claim_source(
     }
 }
 
-fn manager_settings(config: &Config, node: NodeFacts) -> ManagerSettings {
-    let nodes = std::fs::read_to_string(config.hardware.sys().join("devices/system/node/online")).ok();
-    ManagerSettings {
+fn manager_settings(config: &Config, node: NodeFacts) -> Result<ManagerSettings> {
+    let online = config.hardware.sys().join("devices/system/node/online");
+    let nodes = match std::fs::read_to_string(&online) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        nodes => Some(nodes.with_context(|| format!("read {}", online.display()))?),
+    };
+    Ok(ManagerSettings {
         node,
         exclusive_wait: config.exclusive_wait,
         call_deadline: config.call_deadline,
@@ -497,7 +501,7 @@ fn manager_settings(config: &Config, node: NodeFacts) -> ManagerSettings {
                 .map(|kubernetes| PoolNames { node: kubernetes.node_name.clone() }),
         },
         kubelet_allocates: config.kubernetes.is_some(),
-    }
+    })
 }
 
 fn watch_config(config: &Config, tasks: &Tasks, trust: Trust, conditions: Conditions) {

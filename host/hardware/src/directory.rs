@@ -35,13 +35,13 @@ pub(crate) fn load(directory: &Path) -> Result<Snapshot, SnapshotError> {
 }
 
 fn root(directory: &Path) -> io::Result<Option<PathBuf>> {
-    if directory.join("sys").is_dir() {
+    if directory.join("sys").try_exists()? {
         return Ok(Some(directory.to_owned()));
     }
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
-        if path.join("sys").is_dir() {
+        if path.join("sys").try_exists()? {
             found.push(path);
         }
     }

@@ -70,7 +70,7 @@ impl Cache {
         let seal_key = found.map_or_else(|| key_file::renew(&paths.key), Ok)?;
         let cache = Self { path: paths.directory.clone(), seal_key, suffix };
         let directory = cache.directory()?;
-        directory.remove_all(|name| is_new || !name.ends_with(&cache.suffix));
+        directory.remove_all(|name| is_new || !name.ends_with(&cache.suffix))?;
         directory.trim(FILES_MAX, BYTES_MAX);
         Ok(cache)
     }
@@ -130,7 +130,7 @@ impl Cache {
         if mode & OTHERS_WRITE != 0 {
             let (path, mode) = (self.path.display(), format!("{mode:o}"));
             tracing::warn!(directory = %path, mode, "others could write to the cache of compiled drivers: it is closed and emptied");
-            directory.remove_all(|_| true);
+            directory.remove_all(|_| true)?;
         }
         Ok(directory)
     }
@@ -188,26 +188,35 @@ impl Directory {
         written.map(|()| file)
     }
 
-    /// Names that a daemon gave. A directory that cannot be listed has none.
-    fn names(&self) -> Vec<String> {
-        let entries = fs::read_dir(self.path(".")).into_iter().flatten().filter_map(Result::ok);
-        entries
-            .filter_map(|entry| entry.file_name().into_string().ok())
-            .filter(|name| is_ours(name))
-            .collect()
+    /// Names that a daemon gave.
+    fn names(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(self.path("."))? {
+            names.extend(entry?.file_name().into_string().ok().filter(|name| is_ours(name)));
+        }
+        Ok(names)
     }
 
-    fn remove_all(&self, which: impl Fn(&str) -> bool) {
-        self.names().iter().filter(|name| which(name)).for_each(|name| self.remove(name));
+    fn remove_all(&self, which: impl Fn(&str) -> bool) -> io::Result<()> {
+        self.names()?.iter().filter(|name| which(name)).for_each(|name| self.remove(name));
+        Ok(())
     }
 
     /// Removes the least recently used files until the rest is within the bounds. Code that is mapped stays mapped.
     fn trim(&self, files_max: usize, bytes_max: u64) {
         let entry = |name: String| {
+            // no error: it was removed just now, or stays until it can be looked at
             let found = fs::symlink_metadata(self.path(&name)).ok()?;
             Some((found.modified().ok()?, found.len(), name))
         };
-        let mut entries: Vec<_> = self.names().into_iter().filter_map(entry).collect();
+        let names = match self.names() {
+            Ok(names) => names,
+            Err(error) => {
+                tracing::warn!(%error, "the cache of compiled drivers cannot be listed, and stays as large as it is");
+                return;
+            }
+        };
+        let mut entries: Vec<_> = names.into_iter().filter_map(entry).collect();
         entries.sort();
         let (mut files, mut bytes) = (entries.len(), entries.iter().map(|(_, bytes, _)| bytes).sum::<u64>());
         for (_, size, name) in entries {

@@ -88,7 +88,7 @@ impl WasmDriver {
         let mut inventory = self.discover(call, trigger).await?;
         let node = Arc::clone(&self.sandbox.scope.node);
         let add = move || {
-            standard_attributes::add(&node.sysfs, node.numa_node_form, &mut inventory);
+            standard_attributes::add(&node.sysfs, node.numa_node_form, &mut inventory)?;
             Ok(inventory)
         };
         let inventory = self.sandbox.scope.look(add).await?;

@@ -93,7 +93,7 @@ impl Verifier<'_> {
             if !self.effective.allows_net_device(&device.host_interface) {
                 return Err(refused(&what, "it is not granted (netDevices)"));
             }
-            if !self.sysfs.exists(&format!("class/net/{}", device.host_interface)) {
+            if !self.sysfs.exists(&format!("class/net/{}", device.host_interface))? {
                 return Err(wrong(&what, "the node has no such interface"));
             }
         }

@@ -259,6 +259,7 @@ impl CdiDir {
     pub async fn touched(&self, names: Vec<String>) -> Touched {
         let dir = self.clone();
         let look = move || dir.directory().catalog.touched(&names);
+        // no error: the daemon ends
         tokio::task::spawn_blocking(look).await.unwrap_or_default()
     }
 
@@ -270,14 +271,18 @@ impl CdiDir {
     }
 
     /// Returns a file of this daemon by name. `None`: it does not exist, or belongs to another program.
-    pub async fn read(&self, name: &str) -> Option<OurFile> {
+    pub async fn read(&self, name: &str) -> Result<Option<OurFile>, CdiError> {
         let (dir, name) = (self.clone(), name.to_owned());
         let read = move || {
             let directory = dir.directory();
-            let text = directory.read_ours(&directory.path.join(&name)).ok()??;
-            Some(OurFile::new(name, &text))
+            let path = directory.path.join(&name);
+            match directory.read_ours(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                Err(error) => Err(CdiError::io("read", &path)(error)),
+                Ok(text) => Ok(text.map(|text| OurFile::new(name, &text))),
+            }
         };
-        tokio::task::spawn_blocking(read).await.ok()?
+        tokio::task::spawn_blocking(read).await.unwrap_or(Err(CdiError::Closed))
     }
 }
 
@@ -310,6 +315,7 @@ impl Directory {
     }
 
     fn is_current(&self, file: &SpecFile) -> bool {
+        // no error: a file that cannot be looked at is written again, which reports it
         let Ok(metadata) = std::fs::symlink_metadata(self.path.join(&file.name)) else { return false };
         let hash = self.hasher.hash_one(&file.bytes);
         let known = self.catalog.known.lock().get(&file.name).copied();
@@ -333,6 +339,7 @@ impl Directory {
             return (known.stamp == Stamp::of(metadata)).then_some(known);
         }
         let settled = known.stamp.is_settled();
+        // no error: a file that cannot be read is written again, which reports it
         let bytes = std::fs::read(self.path.join(name)).ok().filter(|_| metadata.is_file())?;
         (self.hasher.hash_one(&bytes) == known.hash).then_some(Known { settled, ..known })
     }
@@ -393,9 +400,11 @@ pub(super) fn is_spec_name(name: &str) -> bool {
 /// Opens a plain file; does not follow a link at its end and does not wait at a pipe.
 pub(super) fn open_plain(path: &Path) -> io::Result<Option<File>> {
     use rustix::fs::{Mode, OFlags};
+    use rustix::io::Errno;
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
-        Err(rustix::io::Errno::LOOP) => return Ok(None),
+        // A link; a socket, or a device that is not there.
+        Err(Errno::LOOP | Errno::NXIO | Errno::NODEV) => return Ok(None),
         opened => File::from(opened?),
     };
     Ok(file.metadata()?.is_file().then_some(file))

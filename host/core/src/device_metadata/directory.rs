@@ -25,6 +25,7 @@ impl MetadataDir {
     /// Returns whether the file exists with these bytes.
     pub(crate) fn is_current(&self, file: &MetadataFile) -> bool {
         let path = self.path.join(&file.directory).join(&file.name);
+        // no error: a file that cannot be read is written again, which reports it
         path.symlink_metadata().is_ok_and(|found| found.is_file() && found.len() == file.bytes.len() as u64)
             && std::fs::read(&path).is_ok_and(|bytes| bytes == file.bytes)
     }

@@ -308,8 +308,9 @@ fn a_disk_that_the_daemon_may_not_open_counts_as_used() {
         (Err(Errno::NXIO), None),
         (Ok(()), None),
     ] {
-        let reason = why_not_opened("sdb", opened);
+        let reason = why_not_opened("sdb", opened).unwrap();
         assert!(reason.is_some() == expected.is_some(), "{opened:?}: {reason:?}");
         assert!(reason.unwrap_or_default().contains(expected.unwrap_or_default()), "{opened:?}");
     }
+    assert_eq!(why_not_opened("sdb", Err(Errno::MFILE)).unwrap_err().code, "io-error");
 }

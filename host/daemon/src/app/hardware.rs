@@ -7,6 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use nodedock_base::file;
 use nodedock_core::hardware::{Hardware, NodeNumbers};
 use nodedock_hardware::{NodeKind as RecordedKind, Snapshot};
 use nodedock_model::NodeKind;
@@ -20,7 +21,8 @@ pub(crate) fn simulated(snapshot: &Path, directory: &Path, boot_id: &str) -> Res
     let recorded = Snapshot::open(snapshot)?;
     let mark = format!("{} {boot_id}\n", digest(&recorded));
     let marks = directory.with_file_name(MARK);
-    if fs::read_to_string(&marks).is_ok_and(|found| found == mark) {
+    // A machine whose mark cannot be read keeps what was written to it.
+    if file::is_file(&marks)? && fs::read(&marks)? == mark.as_bytes() {
         return Ok(Hardware::simulated(directory));
     }
     make(&recorded, directory, &marks)
@@ -44,7 +46,7 @@ fn make(recorded: &Snapshot, directory: &Path, mark: &Path) -> Result<()> {
     }
     // Nothing of a recorded machine is mounted, unless the recording says so.
     let mounts = directory.join("proc/self/mountinfo");
-    if !mounts.exists() {
+    if !mounts.try_exists()? {
         fs::write(mounts, "")?;
     }
     for (path, node) in recorded.nodes() {

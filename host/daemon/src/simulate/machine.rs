@@ -64,7 +64,7 @@ impl DriverFiles {
 /// Reads the file beside a driver's, if there is one.
 fn beside(driver: &Path, extension: &str) -> Result<Option<(PathBuf, String)>> {
     let path = driver.with_extension(extension);
-    if !path.exists() {
+    if !path.try_exists().with_context(|| format!("look at {}", path.display()))? {
         return Ok(None);
     }
     let text = String::from_utf8(read(&path, limit::SIDE_FILE_BYTES_MAX)?)

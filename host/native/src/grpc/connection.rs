@@ -117,7 +117,7 @@ impl ConnectionTask {
             Ok((channel, ended)) => {
                 backoff.reset();
                 self.state.send_replace(State { link: Link::Connected, channel: Some(channel) });
-                // In both cases the stream has ended.
+                // no error: in both cases the stream has ended
                 ended.await.ok();
                 "the plugin closed the connection".to_owned()
             }

@@ -65,17 +65,20 @@ fn quoted(path: &Path) -> String {
 }
 
 /// The faults of a directory and of those above it. A missing one has none.
-pub fn of_directory(directory: &Path) -> Vec<Fault> {
-    let Ok(directory) = directory.canonicalize() else { return Vec::new() };
+pub fn of_directory(directory: &Path) -> io::Result<Vec<Fault>> {
+    let directory = match directory.canonicalize() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        directory => directory?,
+    };
     let (own, mut faults, mut below_is_owned) = (own_uid(), Vec::new(), false);
     for path in directory.ancestors() {
-        let Ok(found) = std::fs::symlink_metadata(path) else { continue };
+        let found = std::fs::symlink_metadata(path)?;
         // In a sticky directory no other user can replace what is root's or ours, as in /tmp.
         let shielded = found.mode() & STICKY != 0 && below_is_owned;
         faults.extend(Fault::find(path, found.uid(), found.mode() & 0o7777, own, shielded));
         below_is_owned = is_owned(found.uid(), own);
     }
-    faults
+    Ok(faults)
 }
 
 /// The faults of a directory and of all directories on the way to it, those of links included.
@@ -129,15 +132,16 @@ fn parts(path: &Path) -> Vec<PathBuf> {
 }
 
 /// The faults of a file in a directory, and of the directories between them if the file is behind a link.
-pub fn of_file(opened: &Opened, directory: &Path) -> Vec<Fault> {
+pub fn of_file(opened: &Opened, directory: &Path) -> io::Result<Vec<Fault>> {
     let own = own_uid();
-    let directory = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
+    let directory = directory.canonicalize()?;
     let is_between = |path: &&Path| *path != directory && path.starts_with(&directory);
-    let between = opened.path.ancestors().skip(1).take_while(is_between).filter_map(|path| {
-        let found = std::fs::symlink_metadata(path).ok()?;
-        Fault::find(path, found.uid(), found.mode() & 0o7777, own, false)
-    });
-    Fault::find(&opened.path, opened.uid, opened.mode, own, false).into_iter().chain(between).collect()
+    let mut faults = Vec::from_iter(Fault::find(&opened.path, opened.uid, opened.mode, own, false));
+    for path in opened.path.ancestors().skip(1).take_while(is_between) {
+        let found = std::fs::symlink_metadata(path)?;
+        faults.extend(Fault::find(path, found.uid(), found.mode() & 0o7777, own, false));
+    }
+    Ok(faults)
 }
 
 #[cfg(test)]
@@ -164,24 +168,24 @@ mod tests {
         let directory = path.join("the drivers");
         std::fs::create_dir(&directory).unwrap();
         chmod(&directory, 0o755);
-        assert_eq!(said(&of_directory(&directory)), [""; 0]);
+        assert_eq!(said(&of_directory(&directory).unwrap()), [""; 0]);
         for (mode, shown) in [(0o775, "0775"), (0o757, "0757"), (0o1777, "1777")] {
             chmod(&directory, mode);
-            let [fault] = said(&of_directory(&directory)).try_into().unwrap();
+            let [fault] = said(&of_directory(&directory).unwrap()).try_into().unwrap();
             assert!(fault.contains(&format!("mode {shown}")), "{fault}");
             assert!(fault.ends_with(&format!("chmod go-w '{}'", directory.display())), "{fault}");
         }
         chmod(&directory, 0o700);
         chmod(&path, 0o777);
-        let [fault] = said(&of_directory(&directory)).try_into().unwrap();
+        let [fault] = said(&of_directory(&directory).unwrap()).try_into().unwrap();
         assert!(fault.ends_with(&format!("chmod go-w {}", path.display())), "{fault}");
         chmod(&path, 0o1777);
         assert_eq!(
-            said(&of_directory(&directory)),
+            said(&of_directory(&directory).unwrap()),
             [""; 0],
             "no other user can replace an entry of a sticky directory"
         );
-        assert_eq!(of_directory(&path.join("none")), []);
+        assert_eq!(of_directory(&path.join("none")).unwrap(), []);
     }
 
     #[test]
@@ -221,7 +225,7 @@ mod tests {
         std::os::unix::fs::symlink("..now/a.wasm", path.join("a.wasm")).unwrap();
         chmod(&path.join("..now"), 0o755);
         chmod(&path.join("..now/a.wasm"), 0o644);
-        let faults = || said(&of_file(&open_in(&path, OsStr::new("a.wasm"), 64).unwrap(), &path));
+        let faults = || said(&of_file(&open_in(&path, OsStr::new("a.wasm"), 64).unwrap(), &path).unwrap());
         assert_eq!(faults(), [""; 0]);
         chmod(&path.join("..now"), 0o777);
         chmod(&path.join("..now/a.wasm"), 0o664);

@@ -106,14 +106,14 @@ impl Copies {
     /// Copies what has changed, and removes what is gone.
     fn bring_up_to_date(&self) -> Result<()> {
         for (from, to) in &self.0 {
-            if !from.exists() {
-                if to.exists() {
+            if !from.try_exists()? {
+                if to.try_exists()? {
                     std::fs::remove_file(to).with_context(|| format!("remove {}", to.display()))?;
                 }
                 continue;
             }
             let bytes = read(from, limit::DRIVER_FILE_BYTES_MAX)?;
-            // The same content again would be a new driver.
+            // no error: it is written then. The same content again would be a new driver.
             if std::fs::read(to).ok().as_ref() != Some(&bytes) {
                 write_file(to, &bytes)?;
             }
