@@ -66,6 +66,7 @@ impl DriverImage {
         let existing = |path: PathBuf| path.is_file().then_some(path);
         DriverFiles {
             stem: self.name.clone(),
+            is_image: true,
             wasm,
             grant: existing(side_file(SUFFIXES[1])),
             config: existing(side_file(SUFFIXES[2])),

@@ -12,10 +12,12 @@ use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::DriverIdentity;
 use nodedock_core::registry::DriverState;
 use nodedock_model::grant::{self, Grant};
-use nodedock_model::{Problem, ProblemCode};
+use nodedock_model::{NameSource, Problem, ProblemCode};
 
 pub(super) struct Serving {
     pub(super) driver: Arc<WasmDriver>,
+    /// The file or image that it was loaded from.
+    pub(super) source: NameSource,
     pub(super) verdict: Verdict,
     pub(super) requests: DiscoveryRequests,
     /// Its inventory poller and what follows its calls.
