@@ -95,8 +95,26 @@ pub async fn connect_guarded<G>(socket: &Path, guard: G) -> Result<Channel, Conn
 where
     G: Send + Unpin + 'static,
 {
+    over(open(socket).await?, socket, guard).await
+}
+
+/// Connects as `connect` does. Returns also the user ID of the process that listens.
+pub async fn connect_to_user(socket: &Path) -> Result<(Channel, u32), ConnectError> {
+    let stream = open(socket).await?;
+    let peer = stream.peer_cred();
+    let peer = peer.map_err(|source| ConnectError::Connect { socket: socket.to_owned(), source })?;
+    Ok((over(stream, socket, ()).await?, peer.uid()))
+}
+
+async fn open(socket: &Path) -> Result<UnixStream, ConnectError> {
     let stream = UnixStream::connect(socket).await;
-    let stream = stream.map_err(|source| ConnectError::Connect { socket: socket.to_owned(), source })?;
+    stream.map_err(|source| ConnectError::Connect { socket: socket.to_owned(), source })
+}
+
+async fn over<G>(stream: UnixStream, socket: &Path, guard: G) -> Result<Channel, ConnectError>
+where
+    G: Send + Unpin + 'static,
+{
     let owner = move |_: &[u8]| {
         let _ = &guard;
     };

@@ -11,8 +11,8 @@ mod quarantine;
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
@@ -20,8 +20,8 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
 use instances::Instances;
-use names::{NameStore, Names};
 pub use instances::{Native, Taken};
+use names::{NameStore, Names};
 use quarantine::Conduct;
 
 use crate::driver::{Driver, DriverStats, StoredDrivers};

@@ -142,6 +142,12 @@ impl Dump {
             && self.skipped.is_empty()
     }
 
+    /// Returns the names whose records are unreadable.
+    pub fn unreadable_names(&self) -> Vec<String> {
+        let names = self.skipped.iter().filter(|skipped| skipped.table == Table::Names);
+        names.map(|skipped| skipped.key.clone()).collect()
+    }
+
     /// Returns the UIDs of claims with unreadable records.
     pub fn unreadable_claims(&self) -> BTreeSet<String> {
         let claims = self.skipped.iter().filter(|skipped| skipped.table == Table::Claims);

@@ -63,6 +63,11 @@ impl Instances {
         !self.0.is_empty()
     }
 
+    /// Whether an instance is of one of some sources.
+    pub(super) fn any(&self, is_wanted: impl Fn(&str) -> bool) -> bool {
+        self.0.iter().any(|instance| is_wanted(&instance.source))
+    }
+
     fn is_native(&self) -> bool {
         self.0.iter().all(|instance| instance.native.is_some())
     }

@@ -24,9 +24,7 @@ use super::{DriverView, Registry, State};
 use crate::checkpoint::{Change, Checkpoint};
 use crate::manager::claims::SharedClaimTable;
 use nodedock_base::clock::now_ms;
-use nodedock_model::{
-    Caller, DriverKind, DriverName, NameRecord, NameSource, Problem, ProblemCode, limit,
-};
+use nodedock_model::{Caller, DriverKind, DriverName, NameRecord, NameSource, Problem, ProblemCode, limit};
 
 /// How long a source waits for what the files of others say. Grants are read at once; a directory that cannot be listed is not waited for.
 const NAME_WAIT: Duration = Duration::from_secs(5);
@@ -99,29 +97,41 @@ impl Names {
             _ => false,
         }
     }
+}
 
+impl State {
     /// The state in which the source of a key requests a name; without a key, in which no source does.
     fn known(&self, key: Option<&str>, name: &DriverName, has_claims: bool, is_listed: bool) -> Known<'_> {
-        let others = self.facts.iter().filter(|(other, _)| Some(other.as_str()) != key);
-        let reserved = self.reserved.get(name).filter(|(_, by)| Some(by.as_str()) != key);
+        let names = &self.names;
+        let is_other = |other: &str| Some(other) != key;
+        let others = names.facts.iter().filter(|(other, _)| is_other(other));
+        let reserved = names.reserved.get(name).filter(|(_, by)| is_other(by));
+        // Of a source whose new file describes another driver, the version before still serves.
+        let is_owner = |source: &str| is_other(source) && !names.is_of_another(source, name);
         Known {
-            owner: self.owner(name),
+            owner: names.owner(name),
             has_claims,
             others: others.map(|(_, facts)| facts).collect(),
+            is_served: self.serving.get(name).is_some_and(|instances| instances.any(is_owner)),
             is_listed,
             is_late: false,
-            plugins_may_come: Instant::now() < self.plugins_awaited,
+            plugins_may_come: Instant::now() < names.plugins_awaited,
             reserved: reserved.map(|(source, _)| source),
         }
     }
 
-    fn decide(&self, key: &str, name: &DriverName, has_claims: bool, is_listed: bool, is_late: bool) -> Decision {
-        let Some(facts) = self.facts.get(key) else { return Decision::Waits };
+    fn decide(
+        &self,
+        key: &str,
+        name: &DriverName,
+        has_claims: bool,
+        is_listed: bool,
+        is_late: bool,
+    ) -> Decision {
+        let Some(facts) = self.names.facts.get(key) else { return Decision::Waits };
         decide(name, facts, &Known { is_late, ..self.known(Some(key), name, has_claims, is_listed) })
     }
-}
 
-impl State {
     /// Removes instances of a name that belongs to a source, if they are of others.
     pub(super) fn evict_others(&mut self, key: &str, name: &DriverName) {
         let Self { serving, names, .. } = self;
@@ -158,9 +168,8 @@ impl Registry {
         let mut state = self.0.state.write();
         let owners = &mut state.names.owners;
         let unreadable = unreadable.into_iter().filter_map(|name| DriverName::new(name).ok());
-        owners.extend(
-            unreadable.map(|name| (name, Owner { owner: NameOwner::Unreadable, is_durable: false })),
-        );
+        owners
+            .extend(unreadable.map(|name| (name, Owner { owner: NameOwner::Unreadable, is_durable: false })));
         // What claims say is better than a record that cannot be read.
         owners.extend(evidence.into_iter().map(|(name, evidence)| {
             (name, Owner { owner: NameOwner::Evidence(evidence), is_durable: false })
@@ -189,6 +198,11 @@ impl Registry {
                 (facts.grant, facts.digest) = (Fact::Unread, Fact::Unread);
             }
         }
+    }
+
+    /// Forgets what a source is: it is the source of no driver.
+    pub fn forget_source(&self, key: &str) {
+        self.0.state.write().names.facts.remove(key);
     }
 
     /// Notes the driver that a source's grant names. A grant that cannot be read names none.
@@ -225,7 +239,7 @@ impl Registry {
     /// Whether a source may serve under a name now.
     pub fn may_have_name(&self, key: &str, name: &DriverName) -> bool {
         let (has_claims, is_listed) = (self.has_claims(name), self.is_listed());
-        let decision = self.0.state.read().names.decide(key, name, has_claims, is_listed, false);
+        let decision = self.0.state.read().decide(key, name, has_claims, is_listed, false);
         matches!(decision, Decision::Owns | Decision::Binds)
     }
 
@@ -256,10 +270,15 @@ impl Registry {
     }
 
     /// Reserves a name, or refuses it at once.
-    fn try_reserve(&self, key: &str, name: &DriverName, is_late: bool) -> Result<NameReservation, NameRefusal> {
+    fn try_reserve(
+        &self,
+        key: &str,
+        name: &DriverName,
+        is_late: bool,
+    ) -> Result<NameReservation, NameRefusal> {
         let (has_claims, is_listed) = (self.has_claims(name), self.is_listed());
         let mut state = self.0.state.write();
-        let decision = state.names.decide(key, name, has_claims, is_listed, is_late);
+        let decision = state.decide(key, name, has_claims, is_listed, is_late);
         let source = state.names.facts.get(key).and_then(|facts| facts.source.clone());
         let source = match (decision, source) {
             (Decision::Owns, Some(source)) => source,
@@ -278,7 +297,7 @@ impl Registry {
     pub fn hold_name(&self, key: &str, name: &DriverName) -> Result<(), NameRefusal> {
         let (has_claims, is_listed) = (self.has_claims(name), self.is_listed());
         let mut state = self.0.state.write();
-        let decision = state.names.decide(key, name, has_claims, is_listed, true);
+        let decision = state.decide(key, name, has_claims, is_listed, true);
         let source = state.names.facts.get(key).and_then(|facts| facts.source.clone());
         match (decision, source) {
             (Decision::Owns, _) => Ok(()),
@@ -298,7 +317,7 @@ impl Registry {
         let (has_claims, is_listed) = (self.has_claims(name), self.is_listed());
         let source = {
             let state = self.0.state.read();
-            let decision = state.names.decide(key, name, has_claims, is_listed, true);
+            let decision = state.decide(key, name, has_claims, is_listed, true);
             let is_durable = state.names.owners.get(name).is_some_and(|owner| owner.is_durable);
             match (decision, state.names.facts.get(key).and_then(|facts| facts.source.clone())) {
                 (Decision::Owns, _) if is_durable => return Ok(()),
@@ -341,7 +360,7 @@ impl Registry {
         let claimed: Vec<_> = others.map(|name| (self.has_claims(&name), name)).collect();
         let (state, is_listed) = (self.0.state.read(), self.is_listed());
         let is_over = |(has_claims, name): &(bool, DriverName)| {
-            let known = state.names.known(None, name, *has_claims, is_listed);
+            let known = state.known(None, name, *has_claims, is_listed);
             known.owner.is_some_and(|owner| presence(owner, name, &known) == Presence::Gone)
         };
         claimed.into_iter().filter(is_over).map(|(_, name)| name).collect()
@@ -384,7 +403,8 @@ impl Registry {
         };
         let source = facts.source.clone().filter(|_| facts.described.is_some());
         let Some((source, described)) = source.zip(facts.described.as_ref()) else {
-            let message = format!("{key} has not said yet which driver it is: `nodedock explain driver` says why");
+            let message =
+                format!("{key} has not said yet which driver it is: `nodedock explain driver` says why");
             return Err(Problem::unavailable(ProblemCode::DriverNotServing, message));
         };
         if described != name {
@@ -398,7 +418,8 @@ impl Registry {
             return Err(Problem::conflict(ProblemCode::DriverNameTaken, message));
         }
         let rival = |other: &&SourceFacts| {
-            other.source.as_ref() != Some(&source) && matches!(&other.grant, Fact::Is(granted) if granted == name)
+            other.source.as_ref() != Some(&source)
+                && matches!(&other.grant, Fact::Is(granted) if granted == name)
         };
         if let Some(rival) = state.names.facts.values().find(rival).and_then(|rival| rival.source.as_ref()) {
             let message = format!(
@@ -444,11 +465,12 @@ pub fn name_problem(name: &DriverName, source: &str, why: &NameRefusal) -> Probl
     let order = match why {
         NameRefusal::GrantOfAnother(_) => "change `driver` in its grant, or remove the file".to_owned(),
         NameRefusal::Undecided => "it is tried again".to_owned(),
-        _ => format!("remove one of them, or give the name to this one: nodedock driver assign {name} {source}"),
+        _ => format!(
+            "remove one of them, or give the name to this one: nodedock driver assign {name} {source}"
+        ),
     };
-    let message = format!(
-        "{source} describes the driver {name}, and does not serve: {why}. It is not called; {order}"
-    );
+    let message =
+        format!("{source} describes the driver {name}, and does not serve: {why}. It is not called; {order}");
     Problem::conflict(ProblemCode::DriverNameTaken, message)
         .with("driver", name)
         .with("source", source)

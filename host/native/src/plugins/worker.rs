@@ -19,9 +19,10 @@ use nodedock_base::backoff::Backoff;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{ClaimDriver, Driver, DriverIdentity};
+use nodedock_core::registry::names::{BindError, NameRefusal, name_problem};
 use nodedock_core::registry::{DriverState, DriverView, Reloaded};
 use nodedock_core::registry::{Native, Taken};
-use nodedock_model::{DriverKind, DriverName, ExtendedResource, Problem, ProblemCode};
+use nodedock_model::{DriverKind, DriverName, ExtendedResource, NameSource, Problem, ProblemCode};
 
 pub(super) enum Order {
     /// The socket is new or was replaced.
@@ -40,6 +41,10 @@ pub(super) struct Worker<S: PluginSink> {
     registered: Option<Registered>,
     /// Why the last attempt failed, and when the next one is.
     waiting: Option<Waiting>,
+    /// The user of the plugin, once it was connected.
+    user: Option<NameSource>,
+    /// Changes when a name may belong to another source.
+    names: watch::Receiver<u64>,
 }
 
 enum Registered {
@@ -72,6 +77,10 @@ enum Refusal {
     Offer(#[from] OfferError),
     #[error("plugin registration failed with err: {0}")]
     Taken(#[from] Taken),
+    #[error("plugin registration failed with err: {}", name_problem(name, source, why))]
+    Name { name: DriverName, source: String, why: NameRefusal },
+    #[error("plugin registration failed with err: the driver name {name}: {why}")]
+    NameNotStored { name: DriverName, why: BindError },
     #[error("plugin registration failed with err: {0}")]
     TooMany(#[from] Problem),
 }
@@ -80,7 +89,8 @@ impl<S: PluginSink> Worker<S> {
     pub(super) fn new(shared: Plugins<S>, socket: PathBuf) -> Self {
         let source = socket.display().to_string();
         let backoff = Backoff::new(shared.times.retry_min, shared.times.retry_max);
-        Self { shared, socket, source, backoff, registered: None, waiting: None }
+        let names = shared.registry.freed_changes();
+        Self { shared, socket, source, backoff, registered: None, waiting: None, user: None, names }
     }
 
     pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<Order>) {
@@ -116,6 +126,7 @@ impl<S: PluginSink> Worker<S> {
                 None => return ControlFlow::Break(()),
             },
             () = retry(self.waiting.as_ref(), freed) => self.register("retry", freed).await,
+            () = names_changed(self.registered.as_ref(), &mut self.names) => self.give_up_name(),
             () = link_changed(self.registered.as_mut()) => {
                 if let Some(dra) = self.instance() {
                     self.shared.registry.settle(&dra.name);
@@ -131,6 +142,7 @@ impl<S: PluginSink> Worker<S> {
             tracing::info!(socket = self.source, "registration socket gone, the plugin's claims are kept");
         }
         self.dismiss();
+        self.shared.conditions.clear(ProblemCode::DriverNameTaken, &self.source);
         self.shared.registry.remove(&self.source);
     }
 
@@ -158,6 +170,7 @@ impl<S: PluginSink> Worker<S> {
             Ok(info) => {
                 self.waiting = None;
                 self.backoff.reset();
+                self.shared.conditions.clear(ProblemCode::DriverNameTaken, &self.source);
                 let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
                 tracing::info!(plugin = info, socket = self.source, duration_us, "plugin registered");
                 self.show(|view| {
@@ -174,7 +187,10 @@ impl<S: PluginSink> Worker<S> {
 
     /// Returns the plugin's name. After a failure the caller must remove `registered`.
     async fn shake_hands(&mut self) -> Result<String, Refusal> {
+        self.shared.registry.set_source(&self.source, self.user.clone());
         let mut registrar = Registrar::dial(&self.socket, self.shared.times).await?;
+        self.user = Some(NameSource::plugin(registrar.uid()));
+        self.shared.registry.set_source(&self.source, self.user.clone());
         let info = registrar.info().await?;
         let name = info.name.clone();
         if let Err(refusal) = self.admit(info).await {
@@ -203,6 +219,7 @@ impl<S: PluginSink> Worker<S> {
         if self.instance().is_some() {
             self.dismiss();
         }
+        self.shared.registry.forget_source(&self.source);
         self.shared.endpoints.accept(&self.source, resource, endpoint)?;
         self.show(|view| {
             view.name = None;
@@ -217,6 +234,11 @@ impl<S: PluginSink> Worker<S> {
 
     async fn admit_dra(&mut self, offer: DraOffer, resolved: PathBuf) -> Result<(), Refusal> {
         let DraOffer { name, endpoint, service, health, services } = offer;
+        let registry = &self.shared.registry;
+        registry.set_described(&self.source, &name);
+        // Before the plugin is called for anything else.
+        let reserved = registry.reserve_name(&self.source, &name).await;
+        let reserved = reserved.map_err(|why| self.not_named(&name, why))?;
         let (connection, tasks) = self.connect(&endpoint);
         let health_tasks = tasks.child();
         let tap = Tap::new(&self.shared.recordings, name.as_str());
@@ -269,6 +291,10 @@ impl<S: PluginSink> Worker<S> {
             health: health.map(|health| Box::new(move || health.now()) as _),
         };
         let now = DraInstance { name, endpoint, connection, tasks, health_tasks };
+        if let Err(why) = reserved.bind().await {
+            now.tasks.stop();
+            return Err(self.not_bound(&now.name, why));
+        }
         if let Err(taken) = self.shared.registry.serve_instance(&self.source, driver, native) {
             now.tasks.stop();
             return Err(taken.into());
@@ -283,6 +309,27 @@ impl<S: PluginSink> Worker<S> {
         }
         self.registered = Some(Registered::Dra(now));
         Ok(())
+    }
+
+    fn not_named(&self, name: &DriverName, why: NameRefusal) -> Refusal {
+        Refusal::Name { name: name.clone(), source: self.source.clone(), why }
+    }
+
+    fn not_bound(&self, name: &DriverName, why: BindError) -> Refusal {
+        match why {
+            BindError::Refused(why) => self.not_named(name, why),
+            why @ BindError::NotStored(_) => Refusal::NameNotStored { name: name.clone(), why },
+        }
+    }
+
+    /// Removes the registration if the name belongs to another source by now.
+    fn give_up_name(&mut self) {
+        let Some(name) = self.instance().map(|dra| dra.name.clone()) else { return };
+        let owner = self.shared.registry.owner_of(&name).filter(|owner| Some(owner) != self.user.as_ref());
+        if let Some(owner) = owner {
+            self.dismiss();
+            self.failed(&self.not_named(&name, NameRefusal::Belongs(owner)), "name");
+        }
     }
 
     /// Returns the connection to an endpoint: the existing one, dialled again, if the endpoint is unchanged.
@@ -302,7 +349,13 @@ impl<S: PluginSink> Worker<S> {
     fn failed(&mut self, refusal: &Refusal, cause: &str) {
         let delay = self.backoff.delay();
         let reason = chain(refusal);
-        let until_freed = matches!(refusal, Refusal::Taken(_));
+        let until_freed = matches!(refusal, Refusal::Taken(_) | Refusal::Name { .. });
+        let of_name = match refusal {
+            Refusal::Name { name, source, why } => Some(name_problem(name, source, why)),
+            _ => None,
+        };
+        let conditions = &self.shared.conditions;
+        conditions.update(ProblemCode::DriverNameTaken, &self.source, of_name.clone());
         let is_new = self.waiting.as_ref().is_none_or(|waiting| waiting.reason != reason);
         if is_new {
             tracing::warn!(socket = self.source, reason, "plugin not registered, retrying");
@@ -310,6 +363,10 @@ impl<S: PluginSink> Worker<S> {
         self.show(|view| {
             view.state = DriverState::Failed;
             view.reason = reason.clone();
+            if of_name.is_some() {
+                // Else those who look for the driver by its name would find this plugin.
+                view.name = None;
+            }
             let problem = Problem::unavailable(ProblemCode::PluginNotRegistered, &reason).retry_after(delay);
             view.problem = Some(problem.clone());
             if is_new {
@@ -341,6 +398,15 @@ async fn retry(waiting: Option<&Waiting>, freed: &mut watch::Receiver<u64>) {
         () = due => {}
         // Safe to drop: the next call sees the change.
         _ = freed.changed() => {}
+    }
+}
+
+/// Resolves when the name of a registered plugin may belong to another source.
+async fn names_changed(registered: Option<&Registered>, names: &mut watch::Receiver<u64>) {
+    match registered {
+        // Safe to drop: the next call sees the change. An error means that the daemon ends.
+        Some(Registered::Dra(_)) if names.changed().await.is_ok() => {}
+        _ => std::future::pending().await,
     }
 }
 

@@ -296,7 +296,7 @@ impl Worker {
         let started = Instant::now();
         let verification = Verification::begin(&files).await;
         self.shared.registry.set_source(&self.source, Some(files.source()));
-        let granted_name = None; //MERGE verification.grant.as_ref().ok().and_then(|grant| grant.driver.clone());
+        let granted_name = verification.grant.as_ref().ok().and_then(|grant| grant.driver.clone());
         self.shared.registry.set_granted_name(&self.source, granted_name);
         if let Ok(grant) = &verification.grant {
             self.revoke(grant, cause);
@@ -324,7 +324,11 @@ impl Worker {
             Err(refusal) => Err(refusal),
         };
         self.awaited_name = match &outcome {
-            Err(Refusal::Name { name, .. } | Refusal::NameNotStored { name, .. } | Refusal::Served { name, .. }) => Some(name.clone()),
+            Err(
+                Refusal::Name { name, .. }
+                | Refusal::NameNotStored { name, .. }
+                | Refusal::Served { name, .. },
+            ) => Some(name.clone()),
             _ => None,
         };
         self.reason_is_of_trust =
@@ -352,7 +356,8 @@ impl Worker {
     }
 
     async fn switch(&mut self, ready: Ready, started: Instant, cause: &str) -> Result<(), Refusal> {
-        let Ready { driver, found, verified: Verified { file, grant, config, verdict }, name: reserved } = ready;
+        let Ready { driver, found, verified: Verified { file, grant, config, verdict }, name: reserved } =
+            ready;
         let devices = found.inventory.device_count();
         let (published, inventory) = watch::channel(Arc::new(found));
         let identity = Arc::new(identity(&driver, &self.source));

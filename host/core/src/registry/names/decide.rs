@@ -71,6 +71,8 @@ pub(super) struct Known<'a> {
     pub(super) has_claims: bool,
     /// Sources other than the requesting one.
     pub(super) others: Vec<&'a SourceFacts>,
+    /// Whether the owner serves under the name, whatever its files say by now.
+    pub(super) is_served: bool,
     /// Whether every driver file and image that is there is among the sources.
     pub(super) is_listed: bool,
     /// What is not read by now is not waited for, where no source is known to have the name.
@@ -154,7 +156,8 @@ fn decide_free(name: &DriverName, source: &NameSource, is_granted: bool, known: 
     if is_granted {
         return Decision::Binds;
     }
-    let granted = known.others.iter().find(|other| other.grant.is(name) && other.source.as_ref() != Some(source));
+    let granted =
+        known.others.iter().find(|other| other.grant.is(name) && other.source.as_ref() != Some(source));
     if let Some(owner) = granted.and_then(|other| other.source.clone()) {
         return Decision::Refused(NameRefusal::Granted(owner));
     }
@@ -199,6 +202,7 @@ pub(super) fn presence(owner: &NameOwner, name: &DriverName, known: &Known<'_>) 
     let is_digest = matches!(owner, NameOwner::Evidence(Evidence::Digests(_)));
     match (owner, known.has_claims) {
         (NameOwner::Unreadable, _) => return Presence::Here,
+        _ if known.is_served => return Presence::Here,
         // A digest says nothing without a file that has it.
         (_, true) if !is_digest => return Presence::Here,
         (_, false) if is_digest => return Presence::Gone,
@@ -224,7 +228,9 @@ pub(super) fn presence(owner: &NameOwner, name: &DriverName, known: &Known<'_>) 
 fn is_unknown(kind: SourceKind, known: &Known<'_>) -> bool {
     match kind {
         SourceKind::File | SourceKind::Image => !known.is_listed,
-        SourceKind::Plugin => known.plugins_may_come || known.others.iter().any(|other| other.source.is_none()),
+        SourceKind::Plugin => {
+            known.plugins_may_come || known.others.iter().any(|other| other.source.is_none())
+        }
         // The adapters are there from the start.
         SourceKind::Adapter | SourceKind::Pools => false,
     }

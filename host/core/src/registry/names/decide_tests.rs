@@ -35,6 +35,7 @@ struct World {
     owner: Option<NameOwner>,
     has_claims: bool,
     sources: Vec<SourceFacts>,
+    is_served: bool,
     is_listed: bool,
     plugins_may_come: bool,
 }
@@ -45,6 +46,7 @@ impl World {
             owner: None,
             has_claims: false,
             sources: sources.into_iter().collect(),
+            is_served: false,
             is_listed: true,
             plugins_may_come: false,
         }
@@ -64,6 +66,7 @@ impl World {
             owner: self.owner.as_ref(),
             has_claims: self.has_claims,
             others: others.map(|(_, facts)| facts).collect(),
+            is_served: self.is_served,
             is_listed: self.is_listed,
             is_late: false,
             plugins_may_come: self.plugins_may_come,
@@ -102,7 +105,10 @@ fn the_owner_is_known_before_it_is_loaded() {
     // The directory is being read: the owner may be in it.
     let unlisted = World { is_listed: false, ..World::of([file("aaa")]).owned_by(NameSource::file("gpu")) };
     assert_eq!(unlisted.ask(0), Decision::Waits);
-    assert_eq!(World { has_claims: true, ..unlisted }.ask(0), Decision::Refused(NameRefusal::Belongs(NameSource::file("gpu"))));
+    assert_eq!(
+        World { has_claims: true, ..unlisted }.ask(0),
+        Decision::Refused(NameRefusal::Belongs(NameSource::file("gpu")))
+    );
 }
 
 #[test]
@@ -112,7 +118,11 @@ fn a_name_ends_with_its_source_and_the_last_claim() {
     assert_eq!(refused(world.with_claims().ask(0)), NameRefusal::Belongs(NameSource::file("gpu")));
     // A file that describes another driver by now has left its name.
     let renamed = SourceFacts { described: Some(other_name()), ..file("gpu") };
-    assert_eq!(World::of([file("aaa"), renamed]).owned_by(NameSource::file("gpu")).ask(0), Decision::Binds);
+    let world = World::of([file("aaa"), renamed]).owned_by(NameSource::file("gpu"));
+    assert_eq!(world.ask(0), Decision::Binds);
+    // Its version before serves on.
+    let served = World { is_served: true, ..world };
+    assert_eq!(refused(served.ask(0)), NameRefusal::Belongs(NameSource::file("gpu")));
 }
 
 #[test]
@@ -122,7 +132,10 @@ fn kinds_of_sources_keep_their_names_from_each_other() {
     let of_file = World::of([plugin(0), file("gpu")]).owned_by(NameSource::file("gpu"));
     assert_eq!(refused(of_file.ask(0)), NameRefusal::Belongs(NameSource::file("gpu")));
     let image = SourceFacts { source: Some(NameSource::image("gpu")), ..file("gpu") };
-    assert!(matches!(World::of([image]).owned_by(NameSource::file("gpu")).with_claims().ask(0), Decision::Refused(_)));
+    assert!(matches!(
+        World::of([image]).owned_by(NameSource::file("gpu")).with_claims().ask(0),
+        Decision::Refused(_)
+    ));
 }
 
 #[test]
@@ -144,7 +157,8 @@ fn a_plugin_that_restarts_keeps_its_name_for_a_while() {
 
 #[test]
 fn a_grant_moves_a_name_and_two_grants_do_not() {
-    let world = World::of([file("aaa"), granted(file("gpu"))]).owned_by(NameSource::file("aaa")).with_claims();
+    let world =
+        World::of([file("aaa"), granted(file("gpu"))]).owned_by(NameSource::file("aaa")).with_claims();
     assert_eq!(world.ask(1), Decision::Binds);
     let both = World::of([granted(file("aaa")), granted(file("gpu"))]).owned_by(NameSource::file("aaa"));
     assert_eq!(refused(both.ask(1)), NameRefusal::Belongs(NameSource::file("aaa")));
@@ -164,7 +178,10 @@ fn a_grant_for_another_driver_refuses_the_name() {
 fn a_new_name_waits_for_the_grants_of_others() {
     let unread = SourceFacts { grant: Fact::Unread, described: None, ..file("gpu") };
     assert_eq!(World::of([file("aaa"), unread]).ask(0), Decision::Waits);
-    assert_eq!(refused(World::of([file("aaa"), granted(file("gpu"))]).ask(0)), NameRefusal::Granted(NameSource::file("gpu")));
+    assert_eq!(
+        refused(World::of([file("aaa"), granted(file("gpu"))]).ask(0)),
+        NameRefusal::Granted(NameSource::file("gpu"))
+    );
     assert_eq!(World::of([file("aaa"), file("gpu")]).ask(0), Decision::Binds);
     assert_eq!(World { is_listed: false, ..World::of([file("aaa")]) }.ask(0), Decision::Waits);
 }
@@ -189,7 +206,8 @@ fn claims_without_a_record_say_whose_the_name_is() {
 
 #[test]
 fn a_record_that_cannot_be_read_gives_the_name_to_a_grant_alone() {
-    let world = World { owner: Some(NameOwner::Unreadable), ..World::of([file("aaa"), granted(file("gpu"))]) };
+    let world =
+        World { owner: Some(NameOwner::Unreadable), ..World::of([file("aaa"), granted(file("gpu"))]) };
     assert_eq!((refused(world.ask(0)), world.ask(1)), (NameRefusal::Unreadable, Decision::Binds));
 }
 
@@ -251,6 +269,7 @@ proptest! {
                 owner: world.owner.as_ref(),
                 has_claims: world.has_claims,
                 others,
+                is_served: false,
                 is_listed: true,
                 is_late: false,
                 plugins_may_come: false,

@@ -36,7 +36,8 @@ pub fn evidence<'a>(
     }
     let drivers: BTreeSet<_> = stored.iter().map(|stored| stored.driver.clone()).collect();
     let without = drivers.into_iter().filter(|driver| !heard.contains_key(driver));
-    let of_files = without.filter_map(|driver| Some((driver.clone(), Evidence::Stem(only_stem(&driver, stored)?))));
+    let of_files =
+        without.filter_map(|driver| Some((driver.clone(), Evidence::Stem(only_stem(&driver, stored)?))));
     let mut found: BTreeMap<_, _> = of_files.collect();
     found.extend(heard.into_iter().filter_map(|(driver, heard)| Some((driver, weighed(heard)?))));
     found
@@ -124,7 +125,10 @@ mod tests {
     #[test]
     fn claims_name_the_kind_of_other_drivers() {
         let kind = |kind| Some(Evidence::Kind(kind));
-        assert_eq!(of(&[claim(1, DriverKind::Grpc, "v1", "")], &[stored("d", "a")]), kind(SourceKind::Plugin));
+        assert_eq!(
+            of(&[claim(1, DriverKind::Grpc, "v1", "")], &[stored("d", "a")]),
+            kind(SourceKind::Plugin)
+        );
         assert_eq!(of(&[claim(1, DriverKind::Adapter, "", "")], &[]), kind(SourceKind::Adapter));
     }
 
@@ -139,7 +143,10 @@ mod tests {
 
     #[test]
     fn stored_files_count_where_they_agree() {
-        assert_eq!(of(&[], &[stored("d1", "gpu"), stored("d2", "gpu")]), Some(Evidence::Stem("gpu".to_owned())));
+        assert_eq!(
+            of(&[], &[stored("d1", "gpu"), stored("d2", "gpu")]),
+            Some(Evidence::Stem("gpu".to_owned()))
+        );
         assert_eq!(of(&[], &[stored("d1", "gpu"), stored("d2", "aaa")]), None);
     }
 }
