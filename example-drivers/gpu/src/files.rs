@@ -20,8 +20,14 @@ pub(crate) const LIBRARIES: [&str; 7] = [
     "/opt/nvidia/**",
 ];
 
-/// Programs that the driver mounts. They are beyond the host's ceiling for files that a driver looks at.
-pub(crate) const BINARIES: [&str; 1] = ["/usr/bin/nvidia-*"];
+/// Programs that the driver mounts. They are beyond the host's ceiling for files that a driver looks at, and a grant names each.
+pub(crate) const BINARIES: [&str; 5] = [
+    "/usr/bin/nvidia-cuda-mps-control",
+    "/usr/bin/nvidia-cuda-mps-server",
+    "/usr/bin/nvidia-debugdump",
+    "/usr/bin/nvidia-persistenced",
+    "/usr/bin/nvidia-smi",
+];
 
 /// The files of a claim, by path in the container, with the path on the node.
 #[derive(Default)]

@@ -14,6 +14,7 @@ use crate::sysfs::SysfsRoot;
 pub struct Hardware {
     root: PathBuf,
     is_simulated: bool,
+    own: Vec<PathBuf>,
 }
 
 /// Kind and numbers of a device node.
@@ -27,17 +28,26 @@ pub struct NodeNumbers {
 impl Hardware {
     /// The node that runs this.
     pub fn of_node() -> Self {
-        Self { root: "/".into(), is_simulated: false }
+        Self { root: "/".into(), is_simulated: false, own: Vec::new() }
     }
 
     /// A directory of a test, with real special files.
     pub fn in_directory(root: &Path) -> Self {
-        Self { root: root.to_owned(), is_simulated: false }
+        Self { root: root.to_owned(), is_simulated: false, own: Vec::new() }
     }
 
     /// A recorded machine: writes have the effects that they have in a kernel, and regular files below `dev` stand for device nodes.
     pub fn simulated(root: &Path) -> Self {
-        Self { root: root.to_owned(), is_simulated: true }
+        Self { root: root.to_owned(), is_simulated: true, own: Vec::new() }
+    }
+
+    /// The same with the directories of the daemon itself, of which no container gets anything.
+    pub fn with_own_directories(self, own: Vec<PathBuf>) -> Self {
+        Self { own, ..self }
+    }
+
+    pub fn own_directories(&self) -> &[PathBuf] {
+        &self.own
     }
 
     pub fn is_simulated(&self) -> bool {

@@ -8,6 +8,7 @@ pub mod cdi_watch;
 pub mod checkpoint;
 pub mod device_metadata;
 pub mod driver;
+pub mod edit_sources;
 pub mod hardware;
 pub mod manager;
 pub mod recording;

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::Instant;
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use crate::sysfs::blocking::LOOK_WALL;
@@ -46,17 +46,28 @@ static READ_DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
         "**/config",
         "**/resource[0-9]",
         "**/resource[0-9]_*",
-        "**/{bind,unbind,new_id,remove_id,remove,rescan,reset,drivers_probe}",
+        "**/{bind,unbind,new_id,remove_id,remove,rescan,reset,drivers_probe,hot_add,hot_remove}",
         "firmware/{acpi,efi,qemu_fw_cfg}",
         "firmware/{acpi,efi,qemu_fw_cfg}/**",
-        "firmware/dmi/tables/**",
+        "firmware/{dmi/tables,memmap}/**",
         "fs/{bpf,cgroup,pstore,resctrl,selinux,smackfs}",
         "fs/{bpf,cgroup,pstore,resctrl,selinux,smackfs}/**",
-        "kernel/{config,debug,security,tracing}",
-        "kernel/{config,debug,security,tracing}/**",
+        "kernel/{boot_params,config,debug,kexec_crash_size,notes,security,tracing,vmcoreinfo}",
+        "kernel/{boot_params,config,debug,security,tracing}/**",
         "module/*/sections/**",
     ])
 });
+
+/// For whom a file or directory below `/sys` is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reader {
+    /// The host itself, which reads what root may.
+    Host,
+    /// A driver: what every user of the node may read.
+    Everyone,
+    /// A driver whose grant names this very path: also what only root may read, in the directory of a device.
+    Named,
+}
 
 pub fn patterns(texts: &[&str]) -> PatternSet {
     PatternSet::new(texts.iter().copied()).expect("the patterns above are globs")
@@ -105,6 +116,37 @@ impl SysfsRoot {
         Ok(Self { simulation, ..root })
     }
 
+    /// Checks that a reader may read a file, or list a directory, at a path without links.
+    pub fn admit(&self, path: &str, resolved: &str, stat: &Stat, reader: Reader) -> Result<(), Problem> {
+        // A recorded machine has no modes of its own.
+        if reader == Reader::Host || self.simulation.is_some() {
+            return Ok(());
+        }
+        let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+        let needed = if is_directory { Mode::ROTH | Mode::XOTH } else { Mode::ROTH };
+        let is_public =
+            Mode::from_raw_mode(stat.st_mode).contains(needed) && self.is_way_public(path, resolved)?;
+        if is_public || (reader == Reader::Named && resolved.starts_with("devices/")) {
+            return Ok(());
+        }
+        let message = format!(
+            "not every user of the node may read /sys/{path}: such a file of a device is granted by its exact path only (sysfsRead), and no other"
+        );
+        Err(Problem::denied(ProblemCode::NotPublic, message).with("grant", "sysfsRead"))
+    }
+
+    /// Returns whether every user may pass each directory on the way.
+    fn is_way_public(&self, path: &str, resolved: &str) -> Result<bool, Problem> {
+        for (end, _) in resolved.match_indices('/') {
+            let found = rustix::fs::statat(&self.root, &resolved[..end], AtFlags::SYMLINK_NOFOLLOW);
+            let found = found.map_err(|errno| io_problem(path, &errno.into()))?;
+            if !Mode::from_raw_mode(found.st_mode).contains(Mode::XOTH) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// The effects of a write that the file took.
     fn written(&self, path: &str, value: &str) -> std::io::Result<()> {
         let Some(simulation) = &self.simulation else { return Ok(()) };
@@ -113,13 +155,27 @@ impl SysfsRoot {
     }
 
     pub fn read(&self, path: &str) -> Result<Vec<u8>, Problem> {
-        let (resolved, _) = self.regular_file(path)?;
+        self.read_for(path, Reader::Host)
+    }
+
+    /// Reads a file for the host or a driver.
+    pub fn read_for(&self, path: &str, reader: Reader) -> Result<Vec<u8>, Problem> {
+        let (resolved, stat) = self.regular_file(path)?;
+        self.admit(path, &resolved, &stat, reader)?;
         let content = self.content(path, &resolved)?;
         if content.len() > READ_BYTES_MAX {
             let message = format!("/sys/{path} has more than {READ_BYTES_MAX} bytes");
             return Err(Problem::invalid(ProblemCode::FileTooLarge, message));
         }
         Ok(content)
+    }
+
+    /// Names in a directory, sorted, for a driver.
+    pub fn read_dir_for(&self, path: &str, reader: Reader) -> Result<Vec<String>, Problem> {
+        let directory = self.open_beneath(path, OFlags::PATH | OFlags::CLOEXEC, ResolveFlags::empty())?;
+        let resolved = self.resolved(path, &directory)?;
+        self.admit(path, &resolved, &stat(path, &directory)?, reader)?;
+        self.read_dir(path)
     }
 
     /// Names in a directory, sorted.

@@ -3,24 +3,27 @@
 //! Given the request (from `describe`) and the text of `NAME.grant.yaml`, it returns the difference as text and compiled matchers. The
 //! host's own ceiling, the lists of what no driver may use, is beside the code of the capabilities.
 
-mod ceiling;
+pub mod ceiling;
 mod limits;
 pub mod pattern;
 mod yaml;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use regex::Regex;
 use serde::Deserialize;
 use serde_saphyr::Spanned;
 
-pub use self::ceiling::is_readable_host_file;
+pub use self::ceiling::Naming;
 pub use self::limits::{LimitKey, LimitValues, Limits, LogRates, requested_limits};
 pub use self::yaml::to_yaml;
 
+use self::ceiling::{LOADING_ENV, RUNTIME_ANNOTATIONS};
 use self::pattern::{PatternError, PatternSet, covers, is_literal};
 
+use crate::DriverName;
 use crate::limit;
 use crate::side_file::{self, SideFileError, expect};
 
@@ -28,32 +31,8 @@ use crate::side_file::{self, SideFileError, expect};
 pub const GRANT_API_VERSION: &str = "nodedock.dev/v1";
 pub const GRANT_KIND: &str = "DriverGrant";
 
-/// Names that change how programs find or run code: only the exact name grants them, not a glob.
-const LOADING_ENV: &[&str] = &[
-    "BASH_ENV",
-    "CLASSPATH",
-    "DYLD_*",
-    "ENV",
-    "GCONV_PATH",
-    "GLIBC_TUNABLES",
-    "HOSTALIASES",
-    "IFS",
-    "JAVA_TOOL_OPTIONS",
-    "LD_*",
-    "LOCPATH",
-    "MALLOC_*",
-    "NODE_OPTIONS",
-    "NODE_PATH",
-    "PATH",
-    "PERL5*",
-    "PROMPT_COMMAND",
-    "PYTHON*",
-    "RUBY*",
-    "SHELLOPTS",
-    "_JAVA_OPTIONS",
-];
-
-/// Nodes that give access to far more than one device: only the exact path grants them, not a glob.
+/// Nodes of `misc` that many drivers request: the exact path grants them, as every node of that subsystem, and a driver that requests
+/// one is blocked without it.
 const POWERFUL_NODES: &[&str] =
     &["/dev/kvm", "/dev/net/tun", "/dev/vhost-*", "/dev/loop-control", "/dev/btrfs-control"];
 
@@ -80,10 +59,28 @@ pub struct Capabilities {
     pub net_devices: Vec<String>,
 }
 
+/// Capabilities that a grant gives and the contract has no list to request: a driver requests them by what it returns.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Unrequested {
+    /// Globs of the extended-resource names of pools.
+    pub extended_resources: Vec<String>,
+    /// Additional groups of containers.
+    pub groups: Vec<u32>,
+    /// Globs of classes of service (Intel RDT).
+    pub rdt_classes: Vec<String>,
+    /// Keys of annotations; a glob has a prefix that ends in `/`.
+    pub annotations: Vec<String>,
+    /// Globs of the sources that containers may write to.
+    pub writable_mounts: Vec<String>,
+}
+
 /// The operator's grant for one driver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Grant {
+    /// The only name that the driver may have.
+    pub driver: Option<DriverName>,
     pub allowed: Capabilities,
+    pub unrequested: Unrequested,
     pub limits: LimitValues,
 }
 
@@ -92,6 +89,16 @@ pub struct Grant {
 struct GrantFile {
     api_version: Spanned<String>,
     kind: Spanned<String>,
+    #[serde(default)]
+    driver: Option<Spanned<String>>,
+    #[serde(default)]
+    extended_resources: Vec<Spanned<String>>,
+    #[serde(default)]
+    groups: Vec<Spanned<u32>>,
+    #[serde(default)]
+    rdt_classes: Vec<Spanned<String>>,
+    #[serde(default)]
+    annotations: Vec<Spanned<String>>,
     #[serde(default)]
     sysfs_read: Vec<Spanned<String>>,
     #[serde(default)]
@@ -145,24 +152,63 @@ impl GrantFile {
     fn check(self) -> Result<Grant, SideFileError> {
         expect(&self.api_version, "apiVersion", GRANT_API_VERSION)?;
         expect(&self.kind, "kind", GRANT_KIND)?;
+        let (mounts, writable_mounts) = mounts(self.mounts)?;
+        let unrequested = Unrequested {
+            extended_resources: globs("extendedResources", self.extended_resources, Shape::Resource)?,
+            groups: groups(self.groups)?,
+            rdt_classes: globs("rdtClasses", self.rdt_classes, Shape::Name)?,
+            annotations: globs("annotations", self.annotations, Shape::Annotation)?,
+            writable_mounts,
+        };
         let allowed = Capabilities {
             sysfs_read: globs("sysfsRead", self.sysfs_read, Shape::Relative)?,
             sysfs_write: self.sysfs_write.into_iter().map(ValueEntry::check).collect::<Result<_, _>>()?,
             host_files: globs("hostFiles", self.host_files, Shape::Absolute)?,
             pci_driver: self.pci_driver.into_iter().map(BindEntry::check).collect::<Result<_, _>>()?,
             device_nodes: globs("deviceNodes", self.device_nodes, Shape::Absolute)?,
-            mounts: globs("mounts", self.mounts, Shape::Absolute)?,
+            mounts,
             hooks: globs("hooks", self.hooks, Shape::Path)?,
-            env: globs("env", self.env, Shape::Name)?,
+            env: globs("env", self.env, Shape::Variable)?,
             net_devices: globs("netDevices", self.net_devices, Shape::Name)?,
         };
-        Ok(Grant { allowed, limits: limits::check(self.limits)? })
+        let driver = self.driver.map(driver_name).transpose()?;
+        Ok(Grant { driver, allowed, unrequested, limits: limits::check(self.limits)? })
+    }
+}
+
+fn driver_name(entry: Spanned<String>) -> Result<DriverName, SideFileError> {
+    DriverName::new(&entry.value).map_err(|error| SideFileError::at(&entry, format!("driver: {error}")))
+}
+
+/// The globs of all sources, and of those that containers may write to: `/var/lib/acme/*:rw`.
+fn mounts(mut entries: Vec<Spanned<String>>) -> Result<(Vec<String>, Vec<String>), SideFileError> {
+    let mut writable = Vec::new();
+    for entry in &mut entries {
+        let (source, access) = entry.value.rsplit_once(':').unwrap_or((&entry.value, "ro"));
+        match access {
+            "ro" => entry.value = source.to_owned(),
+            "rw" => {
+                writable.push(source.to_owned());
+                entry.value = source.to_owned();
+            }
+            // A part of the path.
+            _ => {}
+        }
+    }
+    Ok((globs("mounts", entries, Shape::Absolute)?, writable))
+}
+
+fn groups(entries: Vec<Spanned<u32>>) -> Result<Vec<u32>, SideFileError> {
+    at_most("groups", &entries)?;
+    match entries.iter().find(|entry| entry.value == 0) {
+        Some(root) => Err(SideFileError::at(root, "groups: the group of root is never given".to_owned())),
+        None => Ok(entries.into_iter().map(|entry| entry.value).collect()),
     }
 }
 
 impl ValueEntry {
     fn check(self) -> Result<ValueGrant, SideFileError> {
-        Shape::Relative.check(&self.glob.value).map_err(|why| SideFileError::at(&self.glob, why))?;
+        Shape::Attribute.check(&self.glob.value).map_err(|why| SideFileError::at(&self.glob, why))?;
         whole_value(&self.pattern.value).map_err(|why| SideFileError::at(&self.pattern, why))?;
         Ok(ValueGrant { glob: self.glob.value, pattern: self.pattern.value })
     }
@@ -181,15 +227,19 @@ pub(crate) fn globs(
     entries: Vec<Spanned<String>>,
     shape: Shape,
 ) -> Result<Vec<String>, SideFileError> {
-    if let Some(beyond) = entries.get(limit::GRANT_ENTRIES_MAX) {
-        let max = limit::GRANT_ENTRIES_MAX;
-        return Err(SideFileError::at(beyond, format!("{key} has more than {max} entries")));
-    }
+    at_most(key, &entries)?;
     let one = |entry: Spanned<String>| match shape.check(&entry.value) {
         Ok(()) => Ok(entry.value),
         Err(why) => Err(SideFileError::at(&entry, format!("{key}: {why}"))),
     };
     entries.into_iter().map(one).collect()
+}
+
+fn at_most<T>(key: &str, entries: &[Spanned<T>]) -> Result<(), SideFileError> {
+    let max = limit::GRANT_ENTRIES_MAX;
+    let beyond = entries.get(max);
+    beyond
+        .map_or(Ok(()), |beyond| Err(SideFileError::at(beyond, format!("{key} has more than {max} entries"))))
 }
 
 /// Form of the globs of a list.
@@ -200,18 +250,50 @@ pub(crate) enum Shape {
     /// Absolute and without wildcards.
     Path,
     Name,
+    /// Relative, with a last segment without wildcards.
+    Attribute,
+    /// Without wildcards, or with a prefix that ends in `_`.
+    Variable,
+    /// Without wildcards, or with a prefix that ends in `/`.
+    Annotation,
+    /// `DOMAIN/NAME`, in which both may have wildcards.
+    Resource,
+}
+
+/// A prefix of its own before the first wildcard: `ACME_*`, and neither `ACME*` nor `_*`.
+fn is_variable_prefix(glob: &str) -> bool {
+    let prefix = pattern::literal_prefix(glob);
+    prefix.len() > 1 && prefix.ends_with('_')
 }
 
 impl Shape {
     fn check(self, text: &str) -> Result<(), String> {
         pattern::compile(text).map_err(|error| format!("{text:?} is not a glob: {error}"))?;
         match self {
-            Self::Relative if text.starts_with('/') => Err(format!("{text:?} must be relative to /sys")),
+            Self::Relative | Self::Attribute if text.starts_with('/') => {
+                Err(format!("{text:?} must be relative to /sys"))
+            }
             Self::Absolute | Self::Path if !text.starts_with('/') => {
                 Err(format!("{text:?} must be absolute"))
             }
             Self::Path if !is_literal(text) => Err(format!("{text:?} must be one path, without wildcards")),
-            Self::Name if text.contains('/') => Err(format!("{text:?} must not contain '/'")),
+            Self::Attribute if !is_literal(text.rsplit('/').next().unwrap_or(text)) => {
+                Err(format!("{text:?} must name the file that is written: its last segment has no wildcards"))
+            }
+            Self::Variable if !is_literal(text) && !is_variable_prefix(text) => Err(format!(
+                "{text:?} needs a prefix that ends in '_' before the first wildcard, such as \"ACME_*\": any other variable is granted by its exact name"
+            )),
+            Self::Annotation if !is_literal(text) && !pattern::literal_prefix(text).ends_with('/') => {
+                Err(format!(
+                    "{text:?} needs a prefix that ends in '/' before the first wildcard, such as \"acme.com/*\": any other annotation is granted by its exact key"
+                ))
+            }
+            Self::Resource if text.split('/').count() != 2 => {
+                Err(format!("{text:?} must be DOMAIN/NAME, such as \"acme.com/*\""))
+            }
+            Self::Name | Self::Variable if text.contains('/') => {
+                Err(format!("{text:?} must not contain '/'"))
+            }
             _ => Ok(()),
         }
     }
@@ -226,7 +308,7 @@ impl Capabilities {
             ("device-nodes", &self.device_nodes, Shape::Absolute),
             ("mounts", &self.mounts, Shape::Absolute),
             ("hooks", &self.hooks, Shape::Path),
-            ("env", &self.env, Shape::Name),
+            ("env", &self.env, Shape::Variable),
             ("net-devices", &self.net_devices, Shape::Name),
         ];
         for (key, entries, shape) in lists {
@@ -234,7 +316,7 @@ impl Capabilities {
             entries.iter().try_for_each(|entry| shape.check(entry).map_err(|why| format!("{key}: {why}")))?;
         }
         let pairs = [
-            ("sysfs-write", &self.sysfs_write, Shape::Relative),
+            ("sysfs-write", &self.sysfs_write, Shape::Attribute),
             ("pci-driver", &self.pci_driver, Shape::Name),
         ];
         for (key, entries, shape) in pairs {
@@ -275,23 +357,40 @@ pub(crate) fn whole_value(pattern: &str) -> Result<Regex, String> {
 pub fn missing(request: &Capabilities, limits: &LimitValues, grant: &Grant) -> Vec<String> {
     let allowed = &grant.allowed;
     let mut lines = Vec::new();
-    let mut list = |key: &str, asked: &[String], granted: &[String], only_literal: &[&str]| {
-        let literal = PatternSet::new(only_literal.iter().copied()).unwrap_or_default();
+    let mut list = |key: &str, asked: &[String], granted: &[String], naming: &dyn Fn(&str) -> Naming| {
         for entry in asked {
-            let by_name = literal.matches(entry);
-            let covered = |granted: &String| if by_name { granted == entry } else { covers(granted, entry) };
+            let named = naming(entry);
+            let covered = |granted: &String| match named {
+                Naming::Path => granted == entry,
+                Naming::Directory(segments) => {
+                    pattern::literal_segments(granted) >= segments && covers(granted, entry)
+                }
+                Naming::Glob => covers(granted, entry),
+            };
             if !granted.iter().any(covered) {
                 lines.push(format!("{key}: {entry}"));
             }
         }
     };
-    list("sysfsRead", &request.sysfs_read, &allowed.sysfs_read, &[]);
-    list("hostFiles", &request.host_files, &allowed.host_files, &[]);
-    list("deviceNodes", &request.device_nodes, &allowed.device_nodes, POWERFUL_NODES);
-    list("mounts", &request.mounts, &allowed.mounts, &[]);
-    list("hooks", &request.hooks, &allowed.hooks, &["/**"]);
-    list("env", &request.env, &allowed.env, LOADING_ENV);
-    list("netDevices", &request.net_devices, &allowed.net_devices, &[]);
+    let by_glob = |_: &str| Naming::Glob;
+    // What no grant allows is refused when it is used.
+    let host_file = |path: &str| ceiling::host_file(path).unwrap_or(Naming::Glob);
+    let mount = |path: &str| match ceiling::mount_source(path) {
+        // A glob may match paths that need no exact name beside such that do.
+        Some(Naming::Path) if !is_literal(path) => Naming::Glob,
+        naming => naming.unwrap_or(Naming::Glob),
+    };
+    let is_named = |names: &'static [&'static str]| {
+        let names = PatternSet::new(names.iter().copied()).unwrap_or_default();
+        move |text: &str| if names.matches(text) { Naming::Path } else { Naming::Glob }
+    };
+    list("sysfsRead", &request.sysfs_read, &allowed.sysfs_read, &by_glob);
+    list("hostFiles", &request.host_files, &allowed.host_files, &host_file);
+    list("deviceNodes", &request.device_nodes, &allowed.device_nodes, &is_named(POWERFUL_NODES));
+    list("mounts", &request.mounts, &allowed.mounts, &mount);
+    list("hooks", &request.hooks, &allowed.hooks, &|_| Naming::Path);
+    list("env", &request.env, &allowed.env, &is_named(LOADING_ENV));
+    list("netDevices", &request.net_devices, &allowed.net_devices, &by_glob);
     let pairs = [
         ("sysfsWrite", &request.sysfs_write, &allowed.sysfs_write),
         ("pciDriver", &request.pci_driver, &allowed.pci_driver),
@@ -327,10 +426,18 @@ impl Both {
     }
 
     fn allows(&self, text: &str) -> bool {
-        if !self.asked.matches(text) {
-            return false;
-        }
-        if self.only_by_name.matches(text) { self.granted.names(text) } else { self.granted.matches(text) }
+        self.allows_named(text, Naming::Glob)
+    }
+
+    /// Returns whether the grant allows the text, and names it as explicitly as that.
+    fn allows_named(&self, text: &str, naming: Naming) -> bool {
+        let naming = if self.only_by_name.matches(text) { Naming::Path } else { naming };
+        let is_granted = match naming {
+            Naming::Glob => self.granted.matches(text),
+            Naming::Directory(segments) => self.granted.matches_below(text, segments),
+            Naming::Path => self.granted.names(text),
+        };
+        is_granted && self.asked.matches(text)
     }
 
     /// Returns whether everything that a glob may match is allowed.
@@ -386,7 +493,16 @@ pub struct Effective {
     hooks: Both,
     env: Both,
     net_devices: Both,
+    writable_mounts: PatternSet,
+    extended_resources: PatternSet,
+    groups: Vec<u32>,
+    rdt_classes: PatternSet,
+    annotations: PatternSet,
 }
+
+/// Annotations that container runtimes act on.
+static RUNTIME_KEYS: LazyLock<PatternSet> =
+    LazyLock::new(|| PatternSet::new(RUNTIME_ANNOTATIONS.iter().copied()).expect("they are globs"));
 
 impl Effective {
     /// Nothing.
@@ -395,7 +511,7 @@ impl Effective {
     }
 
     pub fn new(request: &Capabilities, grant: &Grant) -> Result<Self, EffectiveError> {
-        let allowed = &grant.allowed;
+        let Grant { allowed, unrequested, .. } = grant;
         Ok(Self {
             revoked: AtomicBool::new(false),
             sysfs_read: Both::new(&request.sysfs_read, &allowed.sysfs_read, &[])?,
@@ -409,6 +525,11 @@ impl Effective {
             hooks: Both::new(&request.hooks, &allowed.hooks, &["/**"])?,
             env: Both::new(&request.env, &allowed.env, LOADING_ENV)?,
             net_devices: Both::new(&request.net_devices, &allowed.net_devices, &[])?,
+            writable_mounts: PatternSet::new(&unrequested.writable_mounts)?,
+            extended_resources: PatternSet::new(&unrequested.extended_resources)?,
+            groups: unrequested.groups.clone(),
+            rdt_classes: PatternSet::new(&unrequested.rdt_classes)?,
+            annotations: PatternSet::new(&unrequested.annotations)?,
         })
     }
 
@@ -433,6 +554,11 @@ impl Effective {
         self.stands() && self.sysfs_read.allows(path)
     }
 
+    /// Returns whether the grant names this path without wildcards, for a file that not every user may read.
+    pub fn names_sysfs_read(&self, path: &str) -> bool {
+        self.stands() && self.sysfs_read.allows_named(path, Naming::Path)
+    }
+
     /// Returns whether everything that the glob may match may be read.
     pub fn allows_sysfs_glob(&self, glob: &str) -> bool {
         self.stands() && self.sysfs_read.allows_glob(glob)
@@ -444,9 +570,9 @@ impl Effective {
             && self.sysfs_write_granted.allow(path, value)
     }
 
-    /// `path` is absolute, on the node. Whether it is within the ceiling is another question: [`is_readable_host_file`].
-    pub fn allows_host_file(&self, path: &str) -> bool {
-        self.stands() && self.host_files.allows(path)
+    /// `path` is absolute, on the node. The ceiling says how the grant has to name it: [`ceiling::host_file`].
+    pub fn allows_host_file(&self, path: &str, naming: Naming) -> bool {
+        self.stands() && self.host_files.allows_named(path, naming)
     }
 
     /// Returns whether everything that the glob may match may be read.
@@ -461,9 +587,9 @@ impl Effective {
             && self.pci_driver_granted.allow(address, kernel_driver)
     }
 
-    /// `path` is absolute, on the node.
-    pub fn allows_device_node(&self, path: &str) -> bool {
-        self.stands() && self.device_nodes.allows(path)
+    /// `path` is absolute, on the node. The ceiling says how the grant has to name it: [`ceiling::device_node`].
+    pub fn allows_device_node(&self, path: &str, naming: Naming) -> bool {
+        self.stands() && self.device_nodes.allows_named(path, naming)
     }
 
     /// Returns whether all nodes that the glob may match may be inspected.
@@ -471,8 +597,14 @@ impl Effective {
         self.stands() && self.device_nodes.allows_glob(glob)
     }
 
-    pub fn allows_mount(&self, path: &str) -> bool {
-        self.stands() && self.mounts.allows(path)
+    /// `path` is absolute, on the node. The ceiling says how the grant has to name it: [`ceiling::mount_source`].
+    pub fn allows_mount(&self, path: &str, naming: Naming) -> bool {
+        self.stands() && self.mounts.allows_named(path, naming)
+    }
+
+    /// Returns whether a container may write to a mount of this source. That the source may be mounted is another question.
+    pub fn allows_writable_mount(&self, path: &str) -> bool {
+        self.stands() && self.writable_mounts.matches(path)
     }
 
     pub fn allows_hook(&self, path: &str) -> bool {
@@ -485,6 +617,28 @@ impl Effective {
 
     pub fn allows_net_device(&self, name: &str) -> bool {
         self.stands() && self.net_devices.allows(name)
+    }
+
+    /// Returns whether a pool may have this extended-resource name.
+    pub fn allows_extended_resource(&self, name: &str) -> bool {
+        self.stands() && self.extended_resources.matches(name)
+    }
+
+    pub fn allows_group(&self, group: u32) -> bool {
+        self.stands() && self.groups.contains(&group)
+    }
+
+    pub fn allows_rdt_class(&self, name: &str) -> bool {
+        self.stands() && self.rdt_classes.matches(name)
+    }
+
+    pub fn allows_annotation(&self, key: &str) -> bool {
+        let is_granted = if RUNTIME_KEYS.matches(key) {
+            self.annotations.names(key)
+        } else {
+            self.annotations.matches(key)
+        };
+        self.stands() && is_granted
     }
 }
 

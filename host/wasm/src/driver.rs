@@ -19,6 +19,7 @@ use nodedock_core::driver::values::Journal;
 use nodedock_core::driver::{
     Call, ClaimDriver, DriverStats, NodeFacts, Outcomes, PreparedClaims, Published, all_failed, settle,
 };
+use nodedock_core::edit_sources::EditSources;
 use nodedock_core::recording::{Recorder, Revision};
 use nodedock_core::standard_attributes;
 use nodedock_core::sysfs::blocking::blocking;
@@ -285,8 +286,13 @@ impl fmt::Debug for WasmDriver {
 
 fn verify(scope: &Scope, outcomes: Outcomes<PreparedClaim>) -> Outcomes<PreparedClaim> {
     let node = &scope.node;
-    let verifier =
-        Verifier { effective: &scope.effective, dev: &node.dev, files: &node.files, sysfs: &node.sysfs };
+    let verifier = Verifier {
+        effective: &scope.effective,
+        dev: &node.dev,
+        files: &node.files,
+        sysfs: &node.sysfs,
+        sources: EditSources::of(&node.hardware),
+    };
     let verify = |outcome: Result<PreparedClaim, Problem>| {
         verifier.claim(outcome?).inspect_err(|_| {
             scope.counters.answers_refused.inc();

@@ -10,38 +10,13 @@ use super::bindings::nodedock::driver::device_nodes::NodeInfo;
 use super::convert::node_kind;
 use super::host_files::FilesRoot;
 use super::nodes::DevRoot;
+use nodedock_core::edit_sources::EditSources;
 use nodedock_core::sysfs::SysfsRoot;
-use nodedock_model::grant::Effective;
+use nodedock_model::grant::{Effective, Naming, ceiling};
 use nodedock_model::{
-    DeviceAccess, DeviceNode, Edits, Hook, Mount, NodeKind, PreparedClaim, Problem, ProblemCode, ProblemKind,
+    DeviceAccess, DeviceNode, Edits, Hook, IntelRdt, Mount, NodeKind, PreparedClaim, Problem, ProblemCode,
+    ProblemKind,
 };
-
-/// Never mounted, nor anything below: the node's own state, secrets, and sockets that give control of the node.
-const NEVER_MOUNTED: &[&str] = &[
-    "/boot",
-    "/dev",
-    "/etc",
-    "/home",
-    "/proc",
-    "/root",
-    "/run",
-    "/sys",
-    "/tmp",
-    "/var/lib/containerd",
-    "/var/lib/containers",
-    "/var/lib/cni",
-    "/var/lib/crio",
-    "/var/lib/docker",
-    "/var/lib/etcd",
-    "/var/lib/kubelet",
-    "/var/lib/nodedock",
-    "/var/lib/rancher",
-    "/var/lib/systemd",
-    "/var/log",
-    "/var/run",
-    "/var/spool",
-    "/var/tmp",
-];
 
 /// Never covered in a container: the kernel's own file systems, files by which the dynamic loader runs code in every program, as
 /// some environment variables do that have to be granted by name, and what the host says of all drivers' devices (`/var/run` is a
@@ -56,8 +31,9 @@ const NEVER_COVERED: &[&str] = &[
     nodedock_core::device_metadata::CONTAINER_DIR,
 ];
 
-/// Options of a bind mount that remove permissions or say how it is made. None that adds permissions (`suid`, `dev`), and none that
-/// propagates mounts to the node (`shared`).
+/// Options of a bind mount that remove permissions or say how it is made. None that adds permissions (`suid`, `dev`), none that propagates
+/// mounts between the node and the container (`shared`, `slave`), and none that takes along what is mounted below (`rbind`): only the source
+/// itself is checked.
 const MOUNT_OPTIONS: &[&str] = &[
     "bind",
     "noatime",
@@ -66,13 +42,10 @@ const MOUNT_OPTIONS: &[&str] = &[
     "noexec",
     "nosuid",
     "private",
-    "rbind",
     "relatime",
     "ro",
     "rprivate",
-    "rslave",
     "rw",
-    "slave",
 ];
 
 /// Checks edits against a grant and the node.
@@ -81,6 +54,7 @@ pub(super) struct Verifier<'a> {
     pub(super) dev: &'a DevRoot,
     pub(super) files: &'a FilesRoot,
     pub(super) sysfs: &'a SysfsRoot,
+    pub(super) sources: EditSources<'a>,
 }
 
 fn refused(what: &str, why: impl std::fmt::Display) -> Problem {
@@ -95,6 +69,9 @@ impl Verifier<'_> {
     /// Returns a prepared claim whose edits are granted and true.
     pub(super) fn claim(&self, mut claim: PreparedClaim) -> Result<PreparedClaim, Problem> {
         claim.edits = self.edits(claim.edits)?;
+        if let Some(key) = claim.annotations.keys().find(|key| !self.effective.allows_annotation(key)) {
+            return Err(refused(&format!("annotation {key}"), "it is not granted (annotations)"));
+        }
         for device in &mut claim.devices {
             if let DeviceAccess::Edits(edits) = &mut device.access {
                 *edits = self.edits(std::mem::take(edits))?;
@@ -120,13 +97,32 @@ impl Verifier<'_> {
                 return Err(wrong(&what, "the node has no such interface"));
             }
         }
-        for hook in &edits.hooks {
+        for hook in &mut edits.hooks {
             self.hook(hook)?;
         }
         if edits.additional_gids.contains(&0) {
             return Err(refused("additional groups", "the group of root is never given"));
         }
+        if let Some(group) = edits.additional_gids.iter().find(|group| !self.effective.allows_group(**group))
+        {
+            return Err(refused(&format!("additional group {group}"), "it is not granted (groups)"));
+        }
+        edits.intel_rdt.as_ref().map_or(Ok(()), |rdt| self.intel_rdt(rdt))?;
         Ok(edits)
+    }
+
+    /// A class of service is shared by everything in it, so that its schemata are granted with its name.
+    fn intel_rdt(&self, rdt: &IntelRdt) -> Result<(), Problem> {
+        match &rdt.clos_id {
+            None => Err(refused(
+                "Intel RDT",
+                "it names no class of service, and only those of the grant are given (rdtClasses)",
+            )),
+            Some(class) if !self.effective.allows_rdt_class(class) => {
+                Err(refused(&format!("class of service {class}"), "it is not granted (rdtClasses)"))
+            }
+            Some(_) => Ok(()),
+        }
     }
 
     fn env(&self, env: &[(String, String)]) -> Result<(), Problem> {
@@ -140,10 +136,12 @@ impl Verifier<'_> {
         let path = node.node_path().to_owned();
         let what = format!("device node {path}");
         in_container(&what, &node.path)?;
-        if !self.effective.allows_device_node(&path) {
+        if !self.effective.allows_device_node(&path, Naming::Glob) {
             return Err(refused(&what, "it is not granted (deviceNodes)"));
         }
         let found = self.dev.stat(&path, self.sysfs).map_err(|problem| unseen(&what, problem))?;
+        found.check_grant(self.effective).map_err(|problem| refused(&what, problem.message))?;
+        let found = found.info;
         let kind = node_kind(found.kind);
         as_claimed(&what, node, kind, &found)?;
         node.kind = Some(kind);
@@ -156,33 +154,38 @@ impl Verifier<'_> {
 
     fn mount(&self, mount: &mut Mount) -> Result<(), Problem> {
         let what = format!("mount {}", mount.host_path);
-        // Checked first: a guarded path is not even read.
-        if let Some(guarded) = guarded(&mount.host_path) {
-            return Err(refused(&what, format!("it is never mounted, because of {guarded}")));
-        }
         in_container(&what, &mount.container_path)?;
+        // Checked first: what is never mounted, or not granted, is not even looked at.
+        self.source(&what, &mount.host_path)?;
         let found = self.files.resolve(&mount.host_path);
         // A missing source may be installed later: the refusal is not permanent.
         let (real, kind) = found.map_err(|problem| unseen(&what, problem))?;
-        for path in [mount.host_path.as_str(), &real] {
-            if let Some(guarded) = guarded(path) {
-                return Err(refused(&what, format!("{path} is never mounted, because of {guarded}")));
-            }
-            if !self.effective.allows_mount(path) {
-                return Err(refused(&what, format!("{path} is not granted (mounts)")));
-            }
-        }
+        self.source(&what, &real)?;
         if !matches!(kind, FileType::Directory | FileType::RegularFile) {
             return Err(refused(&what, "its source is neither a directory nor a regular file"));
         }
+        if kind == FileType::RegularFile && Path::new(&real).parent() == Some(Path::new("/etc")) {
+            return Err(refused(&what, "the node's own configuration is never mounted"));
+        }
+        self.sources.check_mount(&real).map_err(|problem| unseen(&what, problem))?;
         if mount.fs_type.as_deref().is_some_and(|kind| !matches!(kind, "" | "bind" | "none")) {
             return Err(refused(&what, "only bind mounts are made"));
         }
         if let Some(option) = mount.options.iter().find(|option| !MOUNT_OPTIONS.contains(&option.as_str())) {
             return Err(refused(&what, format!("the option {option:?} is not allowed")));
         }
-        // Without one of these, runtimes mount a file system.
-        if !mount.options.iter().any(|option| matches!(option.as_str(), "bind" | "rbind")) {
+        let has = |option: &str| mount.options.iter().any(|given| given == option);
+        match (has("ro"), has("rw")) {
+            (true, true) => return Err(wrong(&what, "it is both \"ro\" and \"rw\"")),
+            (true, false) => {}
+            (false, asks) => match self.writable(&real) {
+                Ok(()) => {}
+                Err(why) if asks => return Err(refused(&what, why)),
+                Err(_) => mount.options.push("ro".to_owned()),
+            },
+        }
+        // Without it, runtimes mount a file system.
+        if !mount.options.iter().any(|option| option == "bind") {
             mount.options.push("bind".to_owned());
         }
         // The checked path is the one that is mounted: a link may change.
@@ -190,7 +193,33 @@ impl Verifier<'_> {
         Ok(())
     }
 
-    fn hook(&self, hook: &Hook) -> Result<(), Problem> {
+    /// Checks that a source may be mounted at all.
+    fn source(&self, what: &str, path: &str) -> Result<(), Problem> {
+        let Some(naming) = ceiling::mount_source(path) else {
+            return Err(refused(what, format!("{path} is never mounted")));
+        };
+        if self.effective.allows_mount(path, naming) {
+            return Ok(());
+        }
+        let how = match naming {
+            Naming::Glob => "",
+            Naming::Directory(_) => " by a glob that names the vendor's directory",
+            Naming::Path => " by its exact path",
+        };
+        Err(refused(what, format!("{path} is not granted{how} (mounts)")))
+    }
+
+    fn writable(&self, path: &str) -> Result<(), String> {
+        if !ceiling::is_writable_source(path) {
+            return Err(format!("no container may write to {path}, whatever is granted"));
+        }
+        if !self.effective.allows_writable_mount(path) {
+            return Err(format!("{path} is not granted with \":rw\" (mounts)"));
+        }
+        Ok(())
+    }
+
+    fn hook(&self, hook: &mut Hook) -> Result<(), Problem> {
         use std::os::unix::fs::{MetadataExt, PermissionsExt};
         let what = format!("hook {}", hook.path);
         if !self.effective.allows_hook(&hook.path) {
@@ -199,7 +228,9 @@ impl Verifier<'_> {
         // It runs as root on the node, where such a variable does even more harm than in a container.
         self.env(&hook.env)
             .map_err(|problem| Problem { message: format!("{what}: {}", problem.message), ..problem })?;
-        let program = std::fs::metadata(&hook.path).map_err(|error| wrong(&what, error))?;
+        let (real, _) = self.files.resolve(&hook.path).map_err(|problem| unseen(&what, problem))?;
+        self.sources.check_way(&real).map_err(|problem| unseen(&what, problem))?;
+        let program = std::fs::metadata(self.sources.place(&real)).map_err(|error| wrong(&what, error))?;
         let mode = program.permissions().mode();
         if !program.is_file() || mode & 0o111 == 0 {
             return Err(wrong(&what, "it is not a program"));
@@ -207,6 +238,8 @@ impl Verifier<'_> {
         if program.uid() != 0 || mode & 0o022 != 0 {
             return Err(refused(&what, "others than root can change the program"));
         }
+        // The checked path is the one that runs: a link may change.
+        hook.path = real;
         Ok(())
     }
 }
@@ -244,18 +277,6 @@ fn as_claimed(what: &str, node: &DeviceNode, is: NodeKind, found: &NodeInfo) -> 
         }
     }
     Ok(())
-}
-
-/// The guarded directory that contains the path, or that the path contains.
-fn guarded(path: &str) -> Option<&'static str> {
-    if path == "/" {
-        return Some("/");
-    }
-    let path = Path::new(path);
-    NEVER_MOUNTED
-        .iter()
-        .copied()
-        .find(|guarded| path.starts_with(guarded) || Path::new(guarded).starts_with(path))
 }
 
 #[cfg(test)]

@@ -6,14 +6,13 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use super::bindings::nodedock::driver::host_files::{FileInfo, FileKind};
 use nodedock_core::sysfs::blocking::LOOK_WALL;
 use nodedock_core::sysfs::{ENTRIES_MAX, bad_glob};
-use nodedock_model::grant::is_readable_host_file;
-use nodedock_model::grant::pattern;
+use nodedock_model::grant::{ceiling, pattern};
 use nodedock_model::limit::PATH_BYTES_MAX;
 use nodedock_model::rule::is_plain_path;
 use nodedock_model::{Problem, ProblemCode};
@@ -39,7 +38,7 @@ pub(super) fn check_path(path: &str) -> Result<(), Problem> {
     Err(Problem::invalid(ProblemCode::BadPath, format!("{shown:?} is not an absolute, plain path")))
 }
 
-fn never(path: &str) -> Problem {
+pub(super) fn never(path: &str) -> Problem {
     let message = format!("no driver may read {path}, whatever is granted");
     Problem::denied(ProblemCode::NeverAllowed, message)
 }
@@ -75,7 +74,7 @@ impl FilesRoot {
         // The path without links: it was checked, and what it names is checked again.
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let file = self.open_beneath(&info.real_path, flags, ResolveFlags::NO_SYMLINKS)?;
-        check_owner(path, &stat(path, &file)?)?;
+        check_public(path, &stat(path, &file)?)?;
         let mut content = Vec::new();
         let read = std::fs::File::from(file).take(READ_BYTES_MAX + 1).read_to_end(&mut content);
         read.map_err(|error| Problem::unavailable(ProblemCode::IoError, format!("{path}: {error}")))?;
@@ -109,16 +108,18 @@ impl FilesRoot {
     fn look(&self, path: &str) -> Result<(FileInfo, OwnedFd), Problem> {
         check_path(path)?;
         // Checked first: what is beyond the ceiling is not even looked at.
-        if !is_readable_host_file(path) {
+        if ceiling::host_file(path).is_none() {
             return Err(never(path));
         }
         let file = self.open_beneath(path, OFlags::PATH | OFlags::CLOEXEC, ResolveFlags::empty())?;
         let real_path = self.real_path(path, &file)?;
-        if !is_readable_host_file(&real_path) {
+        // A link is no way to what has to be named more explicitly.
+        if ceiling::host_file(&real_path).is_none_or(|naming| Some(naming) > ceiling::host_file(path)) {
             return Err(never(path));
         }
         let found = stat(path, &file)?;
-        check_owner(path, &found)?;
+        check_public(path, &found)?;
+        self.check_way(path, &real_path)?;
         let kind = match FileType::from_raw_mode(found.st_mode) {
             FileType::RegularFile => FileKind::Regular,
             FileType::Directory => FileKind::Directory,
@@ -153,6 +154,21 @@ impl FilesRoot {
         Ok(format!("/{}", inside.to_str().ok_or_else(|| never(path))?))
     }
 
+    /// Checks that every user may pass each directory on the way to a path without links.
+    fn check_way(&self, path: &str, real_path: &str) -> Result<(), Problem> {
+        let inside = real_path.trim_start_matches('/');
+        for (end, _) in inside.match_indices('/') {
+            let found = rustix::fs::statat(&self.root, &inside[..end], AtFlags::SYMLINK_NOFOLLOW);
+            let found = found
+                .map_err(|errno| Problem::unavailable(ProblemCode::IoError, format!("{path}: {errno}")))?;
+            if !Mode::from_raw_mode(found.st_mode).contains(Mode::XOTH) {
+                let message = format!("no driver may read {path}: not everyone may pass /{}", &inside[..end]);
+                return Err(Problem::denied(ProblemCode::NeverAllowed, message));
+            }
+        }
+        Ok(())
+    }
+
     /// Names in a directory, and whether each is a directory itself; none where there is no directory.
     fn names(&self, directory: &str) -> Vec<(String, bool)> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -172,10 +188,12 @@ fn stat(path: &str, file: &OwnedFd) -> Result<Stat, Problem> {
         .map_err(|errno| Problem::unavailable(ProblemCode::IoError, format!("{path}: {errno}")))
 }
 
-/// Only what root (or the daemon's own user, in tests) owns and everyone may read.
-fn check_owner(path: &str, found: &Stat) -> Result<(), Problem> {
+/// Only what root (or the daemon's own user, in tests) owns and the user `nobody` could open.
+fn check_public(path: &str, found: &Stat) -> Result<(), Problem> {
     let is_owned = found.st_uid == 0 || found.st_uid == rustix::process::geteuid().as_raw();
-    if is_owned && Mode::from_raw_mode(found.st_mode).contains(Mode::ROTH) {
+    let is_directory = FileType::from_raw_mode(found.st_mode) == FileType::Directory;
+    let needed = if is_directory { Mode::ROTH | Mode::XOTH } else { Mode::ROTH };
+    if is_owned && Mode::from_raw_mode(found.st_mode).contains(needed) {
         return Ok(());
     }
     let message = format!("no driver may read {path}: root does not own it, or not everyone may read it");

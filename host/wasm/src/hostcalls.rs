@@ -17,8 +17,8 @@ use super::sandbox::{Scope, State};
 use super::stats::Limit;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_core::sysfs::blocking::{LOOK_WALL, blocking};
-use nodedock_core::sysfs::{SysfsRoot, bad_glob, check_path, read_stuck};
-use nodedock_model::grant::pattern;
+use nodedock_core::sysfs::{Reader, SysfsRoot, bad_glob, check_path, read_stuck};
+use nodedock_model::grant::{Naming, ceiling, pattern};
 use nodedock_model::limit::MEMO_BYTES_MAX;
 use nodedock_model::{DriverClaim, DriverClaimRecord, Problem, ProblemCode, Uid};
 
@@ -36,10 +36,10 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    fn read(self, sysfs: &SysfsRoot, path: &str) -> Result<Seen, Problem> {
+    fn read(self, sysfs: &SysfsRoot, path: &str, reader: Reader) -> Result<Seen, Problem> {
         let (content, names) = match self {
-            Self::Read => (sysfs.read(path)?, Vec::new()),
-            Self::Dir => (Vec::new(), sysfs.read_dir(path)?),
+            Self::Read => (sysfs.read_for(path, reader)?, Vec::new()),
+            Self::Dir => (Vec::new(), sysfs.read_dir_for(path, reader)?),
             Self::Link => (Vec::new(), vec![sysfs.read_link(path)?]),
             Self::Glob => (Vec::new(), sysfs.glob(path)?),
         };
@@ -131,10 +131,12 @@ impl State {
             Some(seen) => seen.clone()?,
             None => {
                 let path = key.1.clone();
+                let is_named = self.scope.effective.names_sysfs_read(&path);
+                let reader = if is_named { Reader::Named } else { Reader::Everyone };
                 let seen = if kind.may_hang() {
-                    self.look(move |sysfs, _| kind.read(sysfs, &path)).await
+                    self.look(move |sysfs, _| kind.read(sysfs, &path, reader)).await
                 } else {
-                    kind.read(&self.scope.node.sysfs, &path)
+                    kind.read(&self.scope.node.sysfs, &path, reader)
                 };
                 // Cached results count as well: else the cache would grow beyond what the driver reads.
                 self.count_bytes(key.1.len() + seen.as_ref().map_or(0, Seen::size))?;
@@ -274,16 +276,19 @@ impl device_nodes::Host for State {
         below_dev(&glob)?;
         granted(self.scope.effective.allows_device_nodes_glob(&glob), "deviceNodes", &glob)?;
         let mut nodes = self.look(move |sysfs, dev| dev.glob(&glob, sysfs)).await?;
-        nodes.retain(|node| self.scope.effective.allows_device_node(&node.path));
-        self.count_bytes(nodes.iter().map(|node| node.path.len() + size_of_val(node)).sum())?;
-        Ok(nodes)
+        nodes.retain(|node| self.scope.effective.allows_device_node(&node.info.path, node.naming));
+        self.count_bytes(nodes.iter().map(|node| node.info.path.len() + size_of_val(&node.info)).sum())?;
+        Ok(nodes.into_iter().map(|node| node.info).collect())
     }
 
     async fn stat(&mut self, path: String) -> Result<device_nodes::NodeInfo, Problem> {
         self.count_operation()?;
         below_dev(&path)?;
-        granted(self.scope.effective.allows_device_node(&path), "deviceNodes", &path)?;
-        self.scope.node.dev.stat(&path, &self.scope.node.sysfs)
+        // What the grant does not name at all is not even looked at.
+        granted(self.scope.effective.allows_device_node(&path, Naming::Glob), "deviceNodes", &path)?;
+        let node = self.scope.node.dev.stat(&path, &self.scope.node.sysfs)?;
+        node.check_grant(&self.scope.effective)?;
+        Ok(node.info)
     }
 }
 
@@ -305,7 +310,10 @@ impl files::Host for State {
         host_files::check_path(&glob)?;
         granted(self.scope.effective.allows_host_files_glob(&glob), "hostFiles", &glob)?;
         let mut found = self.look_at_files(move |files| files.glob(&glob)).await?;
-        found.retain(|file| self.scope.effective.allows_host_file(&file.path));
+        found.retain(|file| {
+            let naming = ceiling::host_file(&file.path);
+            naming.is_some_and(|naming| self.scope.effective.allows_host_file(&file.path, naming))
+        });
         self.count_bytes(
             found.iter().map(|file| file.path.len() + file.real_path.len() + size_of_val(file)).sum(),
         )?;
@@ -316,7 +324,8 @@ impl files::Host for State {
 impl State {
     fn check_host_file(&self, path: &str) -> Result<(), Problem> {
         host_files::check_path(path)?;
-        granted(self.scope.effective.allows_host_file(path), "hostFiles", path)
+        let naming = ceiling::host_file(path).ok_or_else(|| host_files::never(path))?;
+        granted(self.scope.effective.allows_host_file(path, naming), "hostFiles", path)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::os::fd::OwnedFd;
-use std::sync::LazyLock;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
@@ -10,38 +10,64 @@ use rustix::io::Errno;
 
 use super::bindings::nodedock::driver::device_nodes::NodeInfo;
 use super::bindings::types::NodeKind;
+use super::convert::node_kind;
+use super::hostcalls::not_granted;
 use nodedock_core::hardware::{Hardware, NodeNumbers};
 use nodedock_core::sysfs::blocking::LOOK_WALL;
 use nodedock_core::sysfs::{ENTRIES_MAX, SysfsRoot, bad_glob, join, read_stuck};
-use nodedock_model::grant::pattern::{self, PatternSet};
+use nodedock_model::grant::ceiling::{self, NodeFacts};
+use nodedock_model::grant::{Effective, Naming, pattern};
 use nodedock_model::rule::is_plain_path;
-use nodedock_model::{Problem, ProblemCode};
+use nodedock_model::{Problem, ProblemCode, ProblemKind};
 
-/// Never shown nor given to containers, whatever is granted: the machine's memory and log, raw disks, and watchdogs.
-static DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
-    let never = [
-        "/dev/{mem,kmem,port,kmsg,oldmem,nvram,snapshot}",
-        "/dev/{sd,hd,vd,xvd}[a-z]",
-        "/dev/{sd,hd,vd,xvd}[a-z][a-z]",
-        "/dev/{sd,hd,vd,xvd}[a-z][0-9]*",
-        "/dev/{sd,hd,vd,xvd}[a-z][a-z][0-9]*",
-        "/dev/{nvme,ng,dm-,md,mmcblk,sr,sg}[0-9]*",
-        "/dev/{mapper,disk,block,mtd,bsg}/**",
-        "/dev/watchdog*",
-    ];
-    PatternSet::new(never).expect("the patterns above are globs")
-});
-
-/// Numbers of `/dev/mem`, `kmem`, `port`, `kmsg` and `oldmem` (Linux, devices.txt): another name does not make them harmless.
-const MEMORY_MAJOR: u32 = 1;
-const MEMORY_MINORS: &[u32] = &[1, 2, 4, 11, 12];
+/// Where the kernel shows which terminals are its console now, in the order of use.
+const CONSOLES: &str = "class/tty/console/active";
+/// Where the kernel shows under which names the major numbers of devices are registered.
+const REGISTERED: &str = "devices";
 
 /// How deep `**` goes.
 const DEPTH_MAX: usize = 8;
 
+/// A device node, and how a grant has to name it.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) info: NodeInfo,
+    pub(super) naming: Naming,
+    /// What kind of device it is, for messages: the subsystem.
+    subsystem: Option<String>,
+}
+
+impl Node {
+    /// The problem of a node that the grant does not have, or does not name explicitly enough.
+    pub(super) fn check_grant(&self, effective: &Effective) -> Result<(), Problem> {
+        let path = &self.info.path;
+        if effective.allows_device_node(path, self.naming) {
+            return Ok(());
+        }
+        if !effective.allows_device_node(path, Naming::Glob) {
+            return Err(not_granted("deviceNodes", path));
+        }
+        let kind = self.subsystem.as_deref().map_or("unknown".to_owned(), |name| format!("{name:?}"));
+        let message = format!(
+            "{path} is granted by a glob alone, and its kind ({}, subsystem {kind}) needs its exact path (deviceNodes)",
+            kind_text(self.info.kind)
+        );
+        Err(Problem::denied(ProblemCode::NotGranted, message).with("grant", "deviceNodes"))
+    }
+}
+
+fn kind_text(kind: NodeKind) -> &'static str {
+    match kind {
+        NodeKind::Character => "character device",
+        NodeKind::Block => "block device",
+        NodeKind::Fifo => "pipe",
+    }
+}
+
 /// `/dev`, or a directory of a test.
 pub(super) struct DevRoot {
     dev: OwnedFd,
+    proc: PathBuf,
     /// Regular files stand for nodes.
     is_simulated: bool,
 }
@@ -60,15 +86,12 @@ impl DevRoot {
     pub(super) fn open(hardware: &Hardware) -> std::io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dev = rustix::fs::open(hardware.dev(), flags, Mode::empty())?;
-        Ok(Self { dev, is_simulated: hardware.is_simulated() })
+        Ok(Self { dev, proc: hardware.proc(), is_simulated: hardware.is_simulated() })
     }
 
     /// One node. A link, a directory or a file is not a node.
-    pub(super) fn stat(&self, path: &str, sysfs: &SysfsRoot) -> Result<NodeInfo, Problem> {
+    pub(super) fn stat(&self, path: &str, sysfs: &SysfsRoot) -> Result<Node, Problem> {
         let inside = below_dev(path)?;
-        if DENIED.matches(path) {
-            return Err(denied(path));
-        }
         // An `O_PATH` descriptor does not open the device: the driver behind it notices nothing.
         let node = self.open_beneath(inside, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC)?;
         let stat = rustix::fs::fstat(&node).map_err(|errno| io_problem(path, errno))?;
@@ -87,14 +110,27 @@ impl DevRoot {
             kind => (kind, rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)),
         };
         let numbered = kind != NodeKind::Fifo;
-        if kind == NodeKind::Character && major == MEMORY_MAJOR && MEMORY_MINORS.contains(&minor) {
-            return Err(denied(path));
-        }
-        let sysfs_path = if numbered { sysfs_directory(sysfs, kind, major, minor) } else { None };
-        if kind == NodeKind::Block && is_disk(sysfs_path.as_deref()) {
-            return Err(denied(path));
-        }
-        Ok(NodeInfo {
+        let sysfs_path = if numbered { sysfs_directory(sysfs, kind, major, minor)? } else { None };
+        let subsystem = match &sysfs_path {
+            Some(directory) => subsystem(sysfs, directory)?,
+            None if kind == NodeKind::Character => self.registered(major)?,
+            None => None,
+        };
+        let name = sysfs_path.as_deref().and_then(|path| path.rsplit('/').next());
+        let is_console = match name {
+            Some(name) if subsystem.as_deref() == Some("tty") => is_console(sysfs, name)?,
+            _ => false,
+        };
+        let facts = NodeFacts {
+            kind: node_kind(kind),
+            major,
+            minor,
+            name,
+            subsystem: subsystem.as_deref(),
+            is_console,
+        };
+        let naming = ceiling::device_node(facts).ok_or_else(|| denied(path))?;
+        let info = NodeInfo {
             path: path.to_owned(),
             kind,
             major,
@@ -103,11 +139,26 @@ impl DevRoot {
             uid: stat.st_uid,
             gid: stat.st_gid,
             sysfs_path,
-        })
+        };
+        Ok(Node { info, naming, subsystem })
+    }
+
+    /// The name under which a module registered a major number of character devices, if there is exactly one kind of them.
+    fn registered(&self, major: u32) -> Result<Option<String>, Problem> {
+        let path = self.proc.join(REGISTERED);
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => {
+                let message = format!("{}: {error}", path.display());
+                return Err(Problem::unavailable(ProblemCode::IoError, message));
+            }
+        };
+        Ok(registered_name(&text, major).map(str::to_owned))
     }
 
     /// Nodes that match; other files and denied nodes are left out.
-    pub(super) fn glob(&self, glob: &str, sysfs: &SysfsRoot) -> Result<Vec<NodeInfo>, Problem> {
+    pub(super) fn glob(&self, glob: &str, sysfs: &SysfsRoot) -> Result<Vec<Node>, Problem> {
         let inside = below_dev(glob)?;
         let matcher = pattern::compile(glob).map_err(|error| bad_glob(glob, &error))?.compile_matcher();
         let mut found = Vec::new();
@@ -144,7 +195,7 @@ impl DevRoot {
                 }
             }
         }
-        found.sort_by(|a, b| a.path.cmp(&b.path));
+        found.sort_by(|a, b| a.info.path.cmp(&b.info.path));
         Ok(found)
     }
 
@@ -191,15 +242,45 @@ impl DevRoot {
     }
 }
 
-fn sysfs_directory(sysfs: &SysfsRoot, kind: NodeKind, major: u32, minor: u32) -> Option<String> {
+/// `None`: the kernel shows no device of this number.
+fn sysfs_directory(
+    sysfs: &SysfsRoot,
+    kind: NodeKind,
+    major: u32,
+    minor: u32,
+) -> Result<Option<String>, Problem> {
     let class = if kind == NodeKind::Block { "block" } else { "char" };
-    sysfs.resolve(&format!("dev/{class}/{major}:{minor}")).ok()
+    found(sysfs.resolve(&format!("dev/{class}/{major}:{minor}")))
 }
 
-/// Decided by the kernel's name of a block device, not by that of its node.
-fn is_disk(sysfs_path: Option<&str>) -> bool {
-    let name = sysfs_path.and_then(|path| path.rsplit('/').next());
-    name.is_some_and(|name| DENIED.matches(&format!("/dev/{name}")))
+fn subsystem(sysfs: &SysfsRoot, directory: &str) -> Result<Option<String>, Problem> {
+    let path = found(sysfs.resolve(&format!("{directory}/subsystem")))?;
+    Ok(path.and_then(|path| Some(path.rsplit('/').next()?.to_owned())))
+}
+
+fn is_console(sysfs: &SysfsRoot, name: &str) -> Result<bool, Problem> {
+    let active = found(sysfs.read(CONSOLES))?;
+    Ok(active.is_some_and(|active| {
+        String::from_utf8_lossy(&active).split_whitespace().any(|console| console == name)
+    }))
+}
+
+/// What is not there is no problem.
+fn found<T>(result: Result<T, Problem>) -> Result<Option<T>, Problem> {
+    match result {
+        Ok(found) => Ok(Some(found)),
+        Err(problem) if problem.kind == ProblemKind::NotFound => Ok(None),
+        Err(problem) => Err(problem),
+    }
+}
+
+/// Parses `/proc/devices`: one line of number and name for each registration, character devices first.
+fn registered_name(text: &str, major: u32) -> Option<&str> {
+    let characters = text.lines().take_while(|line| !line.starts_with("Block devices"));
+    let names = characters
+        .filter_map(|line| line.trim().split_once(' '))
+        .filter(|(number, _)| number.parse() == Ok(major));
+    names.map(|(_, name)| name.trim()).next()
 }
 
 fn denied(path: &str) -> Problem {

@@ -8,8 +8,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nodedock_hardware::{Entry as Recorded, Snapshot};
+use nodedock_model::grant::ceiling::{self, NodeFacts};
 use nodedock_model::grant::pattern::GlobMatcher;
-use nodedock_model::grant::{Effective, is_readable_host_file};
+use nodedock_model::grant::{Effective, Naming};
 use nodedock_model::rule::is_plain_path;
 
 use machine::{PCI_DEVICES, plain_node};
@@ -101,6 +102,8 @@ struct State {
     bound_before: BTreeMap<String, Option<String>>,
     /// `None` grants everything.
     granted: Option<Arc<Effective>>,
+    /// The grant is an operator's, and not just what the driver requests.
+    has_grant_file: bool,
     writes_refused: bool,
     failures: BTreeMap<String, Problem>,
     log: Vec<LogLine>,
@@ -118,6 +121,7 @@ impl Default for State {
             progress: BTreeMap::new(),
             bound_before: BTreeMap::new(),
             granted: None,
+            has_grant_file: false,
             writes_refused: false,
             failures: BTreeMap::new(),
             log: Vec::new(),
@@ -259,15 +263,31 @@ impl FakeHost {
     /// If a glob or a pattern is invalid.
     #[track_caller]
     pub fn grant(&self, capabilities: &Capabilities) -> &Self {
-        self.grant_of(capabilities, &Grant::of(capabilities))
+        self.grant_of(capabilities, &Grant::of(capabilities));
+        self.state().has_grant_file = false;
+        self
     }
 
     /// Grants what is both requested and in the operator's grant.
     #[track_caller]
     pub(super) fn grant_of(&self, requested: &Capabilities, grant: &Grant) -> &Self {
         let effective = grant.effective(requested).expect("globs and patterns must be valid");
-        self.state().granted = Some(Arc::new(effective));
+        let mut state = self.state();
+        state.granted = Some(Arc::new(effective));
+        state.has_grant_file = true;
+        drop(state);
         self
+    }
+
+    /// Returns how a grant has to name a device node; a node that is not there by any glob.
+    pub(super) fn node_naming(&self, path: &str) -> Option<Naming> {
+        let state = self.state();
+        state.nodes.get(path).map_or(Some(Naming::Glob), |node| state.node_naming(node))
+    }
+
+    /// Returns whether the grant is an operator's: it has to name some things by their exact paths, and has what a driver does not request.
+    pub(super) fn has_grant_file(&self) -> bool {
+        self.state().has_grant_file
     }
 
     /// Effective capabilities; `None` if everything is granted.
@@ -478,17 +498,26 @@ impl FakeHost {
         state.check_node(pattern)?;
         let glob = matcher(pattern)?;
         state.demand(|granted| granted.allows_device_nodes_glob(pattern), "deviceNodes", pattern)?;
-        let is_allowed = |path: &str| state.allows(|granted| granted.allows_device_node(path));
-        let nodes = state.nodes.values().filter(|node| glob.is_match(&node.path) && is_allowed(&node.path));
+        let is_allowed = |node: &NodeInfo| {
+            let naming = state.node_naming(node);
+            naming
+                .is_some_and(|naming| state.allows(|granted| granted.allows_device_node(&node.path, naming)))
+        };
+        let nodes = state.nodes.values().filter(|node| glob.is_match(&node.path) && is_allowed(node));
         Ok(nodes.cloned().collect())
     }
 
     pub(crate) fn device_nodes_stat(&self, path: &str) -> Result<NodeInfo, Problem> {
         let state = self.state();
         state.check_node(path)?;
-        state.demand(|granted| granted.allows_device_node(path), "deviceNodes", path)?;
+        state.demand(|granted| granted.allows_device_node(path, Naming::Glob), "deviceNodes", path)?;
         let missing = || Problem::not_found("no-such-node", format!("{path} does not exist"));
-        state.nodes.get(path).cloned().ok_or_else(missing)
+        let node = state.nodes.get(path).cloned().ok_or_else(missing)?;
+        let never =
+            || Problem::denied("never-allowed", format!("no driver may have {path}, whatever is granted"));
+        let naming = state.node_naming(&node).ok_or_else(never)?;
+        state.demand(|granted| granted.allows_device_node(path, naming), "deviceNodes", path)?;
+        Ok(node)
     }
 
     pub(crate) fn host_files_read(&self, path: &str) -> Result<String, Problem> {

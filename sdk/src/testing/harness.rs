@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::marker::PhantomData;
 
+use nodedock_model::grant::{Naming, ceiling};
+
 use super::{FakeHost, Grant, bounds};
 use crate::{
     Additions, Claim, ClaimRecord, ContainerEdits, Context, DeviceHealth, DeviceNode, Driver, Health, Host,
@@ -258,10 +260,16 @@ impl<D: Driver> Harness<D> {
         }
         let edits = prepared.devices.iter().map(|device| &device.edits).chain([&prepared.edits]);
         edits.for_each(|edits| self.check_edits(edits, &mut lines));
+        if let Some(granted) = self.fake.granted().filter(|_| self.fake.has_grant_file()) {
+            let keys =
+                prepared.annotations.iter().map(|(key, _)| key).filter(|key| !granted.allows_annotation(key));
+            lines.extend(keys.map(|key| format!("annotations: {key} is not granted")));
+        }
         lines
     }
 
     fn check_edits(&self, edits: &ContainerEdits, lines: &mut Vec<String>) {
+        let by_file = self.fake.has_grant_file();
         if let Some(granted) = self.fake.granted() {
             let mut demand_granted = |what: &str, is_granted: bool, name: &str| {
                 if !is_granted {
@@ -270,16 +278,41 @@ impl<D: Driver> Harness<D> {
             };
             edits.env.iter().for_each(|(name, _)| demand_granted("env", granted.allows_env(name), name));
             for path in edits.mounts.iter().map(|mount| &mount.host_path) {
-                demand_granted("mounts", granted.allows_mount(path), path);
+                let naming =
+                    ceiling::mount_source(path).map(|naming| if by_file { naming } else { Naming::Glob });
+                demand_granted(
+                    "mounts",
+                    naming.is_some_and(|naming| granted.allows_mount(path, naming)),
+                    path,
+                );
             }
             for path in edits.hooks.iter().map(|hook| &hook.path) {
                 demand_granted("hooks", granted.allows_hook(path), path);
+            }
+            let writable =
+                edits.mounts.iter().filter(|mount| mount.options.iter().any(|option| option == "rw"));
+            for mount in writable.filter(|_| by_file) {
+                let path = &mount.host_path;
+                let is_granted = ceiling::is_writable_source(path) && granted.allows_writable_mount(path);
+                demand_granted("mounts, with \":rw\"", is_granted, path);
+            }
+            for group in edits.additional_gids.iter().filter(|_| by_file) {
+                demand_granted("groups", granted.allows_group(*group), &group.to_string());
+            }
+            if let Some(rdt) = edits.intel_rdt.as_ref().filter(|_| by_file) {
+                let class = rdt.clos_id.as_deref().unwrap_or_default();
+                demand_granted("rdtClasses", granted.allows_rdt_class(class), class);
             }
             for name in edits.net_devices.iter().map(|device| &device.host_interface) {
                 demand_granted("netDevices", granted.allows_net_device(name), name);
             }
             for path in edits.device_nodes.iter().map(node_path) {
-                demand_granted("deviceNodes", granted.allows_device_node(path), path);
+                let naming = self.fake.node_naming(path);
+                demand_granted(
+                    "deviceNodes",
+                    naming.is_some_and(|naming| granted.allows_device_node(path, naming)),
+                    path,
+                );
             }
         }
         for path in edits.device_nodes.iter().map(node_path) {

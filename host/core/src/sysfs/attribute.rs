@@ -9,14 +9,12 @@ use crate::sysfs::{SysfsRoot, VALUE_BYTES_MAX, denied, io_problem, patterns, pci
 use nodedock_model::grant::pattern::PatternSet;
 use nodedock_model::{Problem, ProblemCode};
 
-/// Never written, in addition to what is never read: the machine's power and hotplug, CPUs and memory, block devices, the kernel itself,
-/// and files that fake events, load firmware or bind drivers.
+/// Never written, in addition to what is never read and to everything that is no attribute of a device: CPUs and memory, block devices,
+/// power, and files that fake events or load firmware.
 static WRITE_DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
     patterns(&[
-        "{block,dev,firmware,fs,hypervisor,kernel,power}/**",
-        "bus/*/slots/**",
-        "class/firmware/**",
         "devices/system/**",
+        "devices/virtual/{bdi,block,firmware,mem,misc,tty,vtconsole,workqueue}/**",
         "devices/**/block/**",
         "**/power/**",
         "**/uevent",
@@ -45,7 +43,9 @@ pub struct Written {
 impl SysfsRoot {
     pub fn attribute(&self, path: &str) -> Result<Attribute, Problem> {
         let (resolved, stat) = self.regular_file(path)?;
-        if WRITE_DENIED.matches(path) || WRITE_DENIED.matches(&resolved) {
+        // An attribute of a device: no parameter of a module or the kernel, and nothing of a bus or a class itself.
+        let is_of_device = resolved.starts_with("devices/");
+        if !is_of_device || WRITE_DENIED.matches(path) || WRITE_DENIED.matches(&resolved) {
             return Err(denied(path));
         }
         Ok(Attribute { value: self.value(&resolved), inode: stat.st_ino, path: resolved })

@@ -34,6 +34,16 @@ pub fn is_literal(text: &str) -> bool {
     !text.contains(['*', '?', '[', ']', '{', '}'])
 }
 
+/// Returns what is before the first wildcard.
+pub fn literal_prefix(text: &str) -> &str {
+    text.split(['*', '?', '[', '{']).next().unwrap_or(text)
+}
+
+/// Returns how many segments are before the first one with a wildcard.
+pub fn literal_segments(glob: &str) -> usize {
+    glob.trim_start_matches('/').split('/').take_while(|segment| is_literal(segment)).count()
+}
+
 /// Parses a glob, relative or absolute.
 pub fn compile(text: &str) -> Result<Glob, PatternError> {
     check(text)?;
@@ -100,6 +110,12 @@ impl PatternSet {
     /// Returns whether one of the globs is this text, without wildcards.
     pub fn names(&self, text: &str) -> bool {
         is_literal(text) && self.texts.iter().any(|known| known == text)
+    }
+
+    /// Returns whether one of the globs matches and begins with this many segments without wildcards.
+    pub fn matches_below(&self, text: &str, segments: usize) -> bool {
+        let is_below = |index: usize| literal_segments(&self.texts[index]) >= segments;
+        self.globs.matches(text).into_iter().any(is_below)
     }
 
     /// Returns whether one of the globs matches everything that `requested` matches.

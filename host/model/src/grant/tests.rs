@@ -21,11 +21,22 @@ fn every_key_but_the_head_is_optional() {
     assert_eq!(grant(""), Grant::empty());
     let full = grant(
         "sysfsRead: [\"bus/pci/devices/*/vendor\"]\nsysfsWrite: [{glob: a/b, pattern: \"[0-9]+\"}]\ndeviceNodes: [/dev/fuse]\n\
-         mounts: [/opt/acme/**]\nhooks: [/usr/bin/acme-hook]\nenv: [\"ACME_*\"]\nnetDevices: [\"eth*\"]\n\
+         mounts: [/opt/acme/**, \"/var/lib/acme/*:rw\", \"/srv/acme:ro\"]\nhooks: [/usr/bin/acme-hook]\nenv: [\"ACME_*\"]\nnetDevices: [\"eth*\"]\n\
+         driver: acme.example.com\nextendedResources: [\"acme.com/*\"]\ngroups: [44]\nrdtClasses: [acme]\nannotations: [\"acme.com/*\", io.example.x]\n\
          limits: {memoryMiB: 128, wallMs: 20000, cpuMs: 4000, answerMiB: 32, hostOperations: 200000, hostMiB: 64, \
          logLinesPerSecond: 100, logBytesPerSecond: 100000, concurrentCalls: 4}\n",
     );
     assert_eq!(full.allowed.sysfs_write, [ValueGrant { glob: "a/b".into(), pattern: "[0-9]+".into() }]);
+    assert_eq!(full.allowed.mounts, ["/opt/acme/**", "/var/lib/acme/*", "/srv/acme"]);
+    let unrequested = Unrequested {
+        extended_resources: strings(&["acme.com/*"]),
+        groups: vec![44],
+        rdt_classes: strings(&["acme"]),
+        annotations: strings(&["acme.com/*", "io.example.x"]),
+        writable_mounts: strings(&["/var/lib/acme/*"]),
+    };
+    assert_eq!(full.unrequested, unrequested);
+    assert_eq!(full.driver.as_ref().map(DriverName::as_str), Some("acme.example.com"));
     let values = [128, 20_000, 4000, 32, 200_000, 64, 100, 100_000, 4];
     assert_eq!(full.limits, LimitKey::ALL.iter().copied().zip(values).collect());
 }
@@ -37,6 +48,19 @@ fn a_refused_file_names_line_and_column() {
         ("sysfsRead:\n  - class/net\n  - /class/net\n", "line 5, column 5", "relative"),
         ("deviceNodes: [dev/fuse]\n", "line 3, column 15", "absolute"),
         ("hooks: [/usr/bin/*]\n", "line 3, column 9", "without wildcards"),
+        ("env: [\"*\"]\n", "line 3, column 7", "prefix that ends in '_'"),
+        ("env: [\"ACME*\"]\n", "line 3, column 7", "exact name"),
+        ("env: [\"_*\"]\n", "line 3, column 7", "exact name"),
+        ("env: [\"{ACME_,LD_}*\"]\n", "line 3, column 7", "exact name"),
+        ("sysfsWrite: [{glob: \"a/*\", pattern: x}]\n", "line 3, column 21", "last segment"),
+        ("sysfsWrite: [{glob: \"class/net/**\", pattern: x}]\n", "line 3, column 21", "last segment"),
+        ("annotations: [\"*\"]\n", "line 3, column 15", "prefix that ends in '/'"),
+        ("annotations: [\"acme.com/a*\"]\n", "line 3, column 15", "exact key"),
+        ("extendedResources: [\"*\"]\n", "line 3, column 21", "DOMAIN/NAME"),
+        ("groups: [44, 0]\n", "line 3, column 14", "root"),
+        ("groups: [video]\n", "line 3, column 10", ""),
+        ("driver: Acme\n", "line 3, column 9", "driver"),
+        ("mounts: [\"opt/a:rw\"]\n", "line 3, column 10", "absolute"),
         ("env: [\"a/b\"]\n", "line 3, column 7", "'/'"),
         ("sysfsWrite: [{glob: a, pattern: \"(\"}]\n", "line 3, column 33", "regular expression"),
         ("limits: {memoryMiB: 100000}\n", "line 3, column 21", "512"),
@@ -83,7 +107,7 @@ fn the_difference_is_readable() {
         missing(
             &request,
             &limits,
-            &grant("env: [\"*\"]\nsysfsRead: [class/drm/**]\ndeviceNodes: [\"/dev/**\"]\n")
+            &grant("env: [\"ACME_*\"]\nsysfsRead: [class/drm/**]\ndeviceNodes: [\"/dev/**\"]\n")
         ),
         [
             "sysfsRead: class/net/*",
@@ -105,15 +129,15 @@ fn the_difference_is_readable() {
 fn allowed_is_what_is_asked_for_and_granted() {
     let request = Capabilities {
         sysfs_read: strings(&["class/net/*/address", "class/drm/*"]),
-        sysfs_write: vec![ValueGrant { glob: "a/*".into(), pattern: "[0-9]".into() }],
+        sysfs_write: vec![ValueGrant { glob: "*/b".into(), pattern: "[0-9]".into() }],
         device_nodes: strings(&["/dev/*"]),
         hooks: strings(&["/usr/bin/hook"]),
-        env: strings(&["*"]),
+        env: strings(&["ACME_*", "LD_*", "PATH", "PYTHONPATH"]),
         net_devices: strings(&["eth*"]),
         ..Capabilities::default()
     };
     let body = "sysfsRead: [class/net/**]\nsysfsWrite: [{glob: a/b, pattern: \"[0-5]\"}]\ndeviceNodes: [\"/dev/*\", /dev/kvm]\n\
-                hooks: [/usr/bin/hook]\nenv: [\"*\", PATH]\nnetDevices: [eth0]\n";
+                hooks: [/usr/bin/hook]\nenv: [\"ACME_*\", \"LD_*\", PATH]\nnetDevices: [eth0]\n";
     let effective = Effective::new(&request, &grant(body)).unwrap();
     assert!(effective.allows_sysfs_read("class/net/eth0/address"));
     assert!(!effective.allows_sysfs_read("class/net/eth0/speed"), "granted, not asked for");
@@ -123,9 +147,11 @@ fn allowed_is_what_is_asked_for_and_granted() {
     assert!(!effective.allows_sysfs_write("a/b", "33"), "the whole value is matched");
     assert!(!effective.allows_sysfs_write("a/b", "3\n"));
     assert!(!effective.allows_sysfs_write("a/c", "3"));
-    assert!(effective.allows_device_node("/dev/kvm") && effective.allows_device_node("/dev/fuse"));
-    assert!(!effective.allows_device_node("/dev/vhost-net"), "only by its name");
-    assert!(effective.allows_env("PATH") && effective.allows_env("ACME"));
+    let node = |path: &str, naming| effective.allows_device_node(path, naming);
+    assert!(node("/dev/kvm", Naming::Glob) && node("/dev/fuse", Naming::Glob));
+    assert!(!node("/dev/vhost-net", Naming::Glob), "only by its name");
+    assert!(node("/dev/kvm", Naming::Path) && !node("/dev/fuse", Naming::Path));
+    assert!(effective.allows_env("PATH") && effective.allows_env("ACME_X"));
     assert!(!effective.allows_env("LD_PRELOAD") && !effective.allows_env("PYTHONPATH"));
     assert!(effective.allows_hook("/usr/bin/hook") && !effective.allows_hook("/usr/bin/other"));
     assert!(effective.allows_net_device("eth0") && !effective.allows_net_device("eth1"));
@@ -191,7 +217,7 @@ fn limits_stay_within_grant_and_ceiling() {
 #[test]
 fn withdrawn_capabilities_are_withdrawn_for_every_owner() {
     let allowed = Capabilities {
-        sysfs_read: strings(&["a/*"]),
+        sysfs_read: strings(&["a/*", "a/b"]),
         sysfs_write: vec![ValueGrant { glob: "a/b".into(), pattern: "1".into() }],
         host_files: strings(&["/opt/*"]),
         pci_driver: vec![ValueGrant { glob: "0000:00:04.0".into(), pattern: "vfio-pci".into() }],
@@ -201,27 +227,40 @@ fn withdrawn_capabilities_are_withdrawn_for_every_owner() {
         env: strings(&["A"]),
         net_devices: strings(&["eth0"]),
     };
-    let grant = Grant { allowed: allowed.clone(), limits: LimitValues::new() };
+    let unrequested = Unrequested {
+        extended_resources: strings(&["a.com/b"]),
+        groups: vec![7],
+        rdt_classes: strings(&["c"]),
+        annotations: strings(&["a.com/k"]),
+        writable_mounts: strings(&["/opt/a"]),
+    };
+    let grant = Grant { allowed: allowed.clone(), unrequested, ..Grant::default() };
     let effective = Effective::new(&allowed, &grant).unwrap();
     let allows = || {
         [
             effective.allows_sysfs_read("a/b"),
             effective.allows_sysfs_glob("a/*"),
             effective.allows_sysfs_write("a/b", "1"),
-            effective.allows_host_file("/opt/a"),
+            effective.allows_host_file("/opt/a", Naming::Glob),
             effective.allows_host_files_glob("/opt/*"),
             effective.allows_bind("0000:00:04.0", "vfio-pci"),
-            effective.allows_device_node("/dev/a"),
+            effective.allows_device_node("/dev/a", Naming::Path),
             effective.allows_device_nodes_glob("/dev/a"),
-            effective.allows_mount("/opt/a"),
+            effective.allows_mount("/opt/a", Naming::Path),
+            effective.allows_writable_mount("/opt/a"),
+            effective.allows_extended_resource("a.com/b"),
+            effective.allows_group(7),
+            effective.allows_rdt_class("c"),
+            effective.allows_annotation("a.com/k"),
+            effective.names_sysfs_read("a/b"),
             effective.allows_hook("/usr/bin/a"),
             effective.allows_env("A"),
             effective.allows_net_device("eth0"),
         ]
     };
-    assert_eq!(allows(), [true; 12]);
+    assert_eq!(allows(), [true; 18]);
     effective.revoke();
-    assert_eq!(allows(), [false; 12]);
+    assert_eq!(allows(), [false; 18]);
 }
 
 #[test]
@@ -231,4 +270,40 @@ fn rules_that_cover_nothing_that_was_read_are_found() {
     assert_eq!(unused(&rules, &read(&["class/net/*/address", "class/block/sda"])), ["class/drm/*/device"]);
     assert!(unused(&rules, &read(&["class/net", "class/net/eth0", "class/drm/card0/device"])).is_empty());
     assert_eq!(unused(&rules, &read(&[])).len(), 2);
+}
+
+#[test]
+fn annotations_of_runtimes_need_their_exact_keys() {
+    let body = "annotations: [\"acme.com/*\", \"devices.nri.io/*\", \"containerd.io/*\", run.oci.keep_original_groups, devices.nri.io/container.a]\n";
+    let effective = Effective::new(&Capabilities::default(), &grant(body)).unwrap();
+    for key in ["acme.com/x", "run.oci.keep_original_groups", "devices.nri.io/container.a"] {
+        assert!(effective.allows_annotation(key), "{key}");
+    }
+    for key in [
+        "acme.com.evil/x",
+        "devices.nri.io/container.b",
+        "run.oci.hooks.stdout",
+        "io.kubernetes.cri-o.Devices",
+        "io.katacontainers.config.hypervisor.path",
+        "other.com/x",
+    ] {
+        assert!(!effective.allows_annotation(key), "{key}");
+    }
+}
+
+#[test]
+fn a_request_that_a_glob_does_not_name_is_missing() {
+    let request = Capabilities {
+        mounts: strings(&["/usr/bin/acme", "/opt/acme/**", "/etc/acme/conf"]),
+        host_files: strings(&["/etc/acme/list"]),
+        ..Capabilities::default()
+    };
+    let wide = grant("mounts: [\"/**\"]\nhostFiles: [\"/**\"]\n");
+    assert_eq!(
+        missing(&request, &LimitValues::new(), &wide),
+        ["hostFiles: /etc/acme/list", "mounts: /usr/bin/acme", "mounts: /etc/acme/conf"]
+    );
+    let named =
+        grant("mounts: [/usr/bin/acme, \"/opt/**\", \"/etc/acme/*\"]\nhostFiles: [\"/etc/acme/**\"]\n");
+    assert!(missing(&request, &LimitValues::new(), &named).is_empty());
 }

@@ -40,9 +40,19 @@ pub fn to_yaml(driver: &str, summary: &str, request: &Capabilities, limits: &Lim
     list("env", "Environment variables that it sets in containers.", all(&request.env));
     let interfaces = "Network interfaces that it looks at and moves into containers.";
     list("netDevices", interfaces, all(&request.net_devices));
+    lines.extend(UNREQUESTED.lines().map(str::to_owned));
     push_limits(&mut lines, limits);
     lines.join("\n") + "\n"
 }
+
+/// Capabilities that a driver does not request: what it returns needs them.
+const UNREQUESTED: &str = r#"# Not requested, and refused without a grant when the driver returns it:
+# driver: acme.example.com                 # the only name that the driver may have
+# extendedResources: [acme.example.com/*]  # extended-resource names of its pools
+# groups: [44]                             # additional groups of containers
+# rdtClasses: [acme]                       # classes of service (Intel RDT)
+# annotations: [acme.example.com/*]        # annotations for container runtimes
+# mounts: ["/var/lib/acme/*:rw"]           # sources that containers may write to"#;
 
 /// Prints the limits that the driver requests, and all others as comments.
 fn push_limits(lines: &mut Vec<String>, requested: &LimitValues) {

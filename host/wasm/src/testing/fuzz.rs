@@ -12,6 +12,7 @@ use crate::convert::{self, Refusal};
 use crate::edits::Verifier;
 use crate::host_files::FilesRoot;
 use crate::nodes::DevRoot;
+use nodedock_core::edit_sources::EditSources;
 use nodedock_core::hardware::Hardware;
 use nodedock_core::sysfs::SysfsRoot;
 use nodedock_model::grant::{Capabilities, Effective, Grant};
@@ -103,6 +104,7 @@ struct Node {
     dev: DevRoot,
     files: FilesRoot,
     sysfs: SysfsRoot,
+    hardware: Hardware,
 }
 
 static VERIFIER: LazyLock<Node> = LazyLock::new(Node::new);
@@ -126,6 +128,7 @@ impl Node {
             effective: Effective::new(&allowed, &grant).expect("these are globs"),
             files: FilesRoot::open(Path::new("/")).expect("every Linux has /"),
             dev: DevRoot::open(&Hardware::of_node()).expect("every Linux has /dev"),
+            hardware: Hardware::of_node(),
             sysfs: SysfsRoot::open(Path::new("/sys")).expect("every Linux has /sys"),
         }
     }
@@ -136,6 +139,7 @@ impl Node {
             dev: &self.dev,
             files: &self.files,
             sysfs: &self.sysfs,
+            sources: EditSources::of(&self.hardware),
         })
     }
 }

@@ -46,12 +46,46 @@ impl State {
     }
 }
 
+impl State {
+    /// Returns how a grant has to name a node; `None`: the host gives it to no driver. A character device whose subsystem the test does not say
+    /// counts as one that a glob may name.
+    pub(super) fn node_naming(&self, node: &NodeInfo) -> Option<Naming> {
+        let kind = match node.kind {
+            NodeKind::Character => nodedock_model::NodeKind::Character,
+            NodeKind::Block => nodedock_model::NodeKind::Block,
+            NodeKind::Fifo => nodedock_model::NodeKind::Fifo,
+        };
+        let directory = node.sysfs_path.as_deref();
+        let link = directory.and_then(|path| self.sysfs.read_link(&format!("{path}/subsystem")).ok());
+        let known = link.as_deref().and_then(|path| path.rsplit('/').next());
+        let subsystem = known.or_else(|| (node.major == MISC_MAJOR).then_some("misc"));
+        let facts = NodeFacts {
+            kind,
+            major: node.major,
+            minor: node.minor,
+            name: directory.and_then(|path| path.rsplit('/').next()),
+            subsystem,
+            is_console: false,
+        };
+        match ceiling::device_node(facts) {
+            Some(Naming::Path) if node.kind == NodeKind::Character && subsystem.is_none() => {
+                Some(Naming::Glob)
+            }
+            Some(_) if !self.has_grant_file => Some(Naming::Glob),
+            naming => naming,
+        }
+    }
+}
+
 fn node_kind(kind: nodedock_hardware::NodeKind) -> NodeKind {
     match kind {
         nodedock_hardware::NodeKind::Character => NodeKind::Character,
         nodedock_hardware::NodeKind::Block => NodeKind::Block,
     }
 }
+
+/// Major number of the subsystem `misc` (Linux, devices.txt).
+const MISC_MAJOR: u32 = 10;
 
 /// A node of root with mode 0600.
 pub(super) fn plain_node(path: &str, kind: NodeKind, major: u32, minor: u32) -> NodeInfo {
@@ -146,13 +180,14 @@ impl State {
 
     pub(super) fn host_file(&self, path: &str) -> Result<FileInfo, Problem> {
         self.check_host_path(path)?;
-        self.demand(|granted| granted.allows_host_file(path), "hostFiles", path)?;
+        let never =
+            || Problem::denied("never-allowed", format!("no driver may read {path}, whatever is granted"));
+        let naming = ceiling::host_file(path).ok_or_else(never)?;
+        let asked = if self.has_grant_file { naming } else { Naming::Glob };
+        self.demand(|granted| granted.allows_host_file(path, asked), "hostFiles", path)?;
         let real_path = format!("/{}", self.files.resolve(path.trim_start_matches('/'), true)?);
-        if !is_readable_host_file(path) || !is_readable_host_file(&real_path) {
-            return Err(Problem::denied(
-                "never-allowed",
-                format!("no driver may read {path}, whatever is granted"),
-            ));
+        if ceiling::host_file(&real_path).is_none_or(|needed| needed > naming) {
+            return Err(never());
         }
         let (kind, size) = match self.files.get(real_path.trim_start_matches('/')) {
             Some(Entry::File(content)) => (FileKind::Regular, content.len() as u64),

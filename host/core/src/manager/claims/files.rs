@@ -16,13 +16,16 @@ use crate::cdi::{self, CdiDir, CdiError, SpecFile};
 use crate::cdi_watch::SpecEvent;
 use crate::device_metadata::MetadataDir;
 use crate::driver::moved::{Moved, first_moved};
+use crate::edit_sources::EditSources;
 use crate::hardware::Hardware;
 use crate::manager::{Manager, ManagerSettings};
 use nodedock_base::backoff::Backoff;
 use nodedock_base::clock::now_ms;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
-use nodedock_model::{ClaimRecord, ClaimState, DriverName, PreparedDevice, Problem, ProblemCode, Uid};
+use nodedock_model::{
+    ClaimRecord, ClaimState, DriverKind, DriverName, PreparedDevice, Problem, ProblemCode, Uid,
+};
 
 /// Claims whose files are repaired together: bounds the time for which each is locked.
 const CDI_CLAIMS_AT_ONCE: usize = 64;
@@ -34,13 +37,14 @@ const CDI_RETRY_MIN: Duration = Duration::from_secs(1);
 const CDI_SWEEP_PERIOD: Duration = Duration::from_secs(60);
 
 /// Every condition about a claim's files.
-const CODES: [ProblemCode; 7] = [
+const CODES: [ProblemCode; 8] = [
     ProblemCode::CdiNotWritten,
     ProblemCode::CdiNotValid,
     ProblemCode::CdiFileForeign,
     ProblemCode::CdiDeviceClaimedTwice,
     ProblemCode::CdiDeviceMissing,
     ProblemCode::DeviceNodeMoved,
+    ProblemCode::EditSourceUnsafe,
     ProblemCode::MetadataNotWritten,
 ];
 const DIRECTORIES: &str = "CDI directories";
@@ -119,10 +123,17 @@ impl Manager {
                 Nodes::Unchecked => moved(record, &self.settings.hardware),
                 Nodes::Checked => None,
             };
-            let problems = [refused.get(uid).cloned(), collision.clone(), missing(&self.cdi, record), moved];
+            let unsafe_source = unsafe_source(record, &self.settings.hardware);
+            let problems = [
+                refused.get(uid).cloned(),
+                collision.clone(),
+                missing(&self.cdi, record),
+                moved,
+                unsafe_source.clone(),
+            ];
             self.set_file_conditions(record, problems.into_iter().flatten().collect());
-            if let Some(collision) = collision {
-                refused.entry(uid.clone()).or_insert(collision);
+            if let Some(problem) = collision.or(unsafe_source) {
+                refused.entry(uid.clone()).or_insert(problem);
             }
         }
         refused
@@ -399,6 +410,7 @@ fn find_wrong(
             || collision(cdi, record).is_some()
             || missing(cdi, record).is_some()
             || moved(record, &settings.hardware).is_some()
+            || unsafe_source(record, &settings.hardware).is_some()
             || !stale_files(record).is_empty()
     };
     (records.iter().filter(is_wrong).map(|record| record.id.uid.clone()).collect(), surveyed)
@@ -461,6 +473,25 @@ fn moved(record: &ClaimRecord, hardware: &Hardware) -> Option<Problem> {
     );
     let problem = Problem::unavailable(ProblemCode::DeviceNodeMoved, message).with("node", path);
     Some(problem.with("driver", driver).with("then", then).with("now", now))
+}
+
+/// The source of a mount, or the program of a hook, that others may exchange now, or that is something else than it was. A response would repeat its path.
+fn unsafe_source(record: &ClaimRecord, hardware: &Hardware) -> Option<Problem> {
+    let sources = EditSources::of(hardware);
+    // A native plugin is root's, and so are the paths that it names.
+    let checked = record
+        .drivers
+        .iter()
+        .filter(|(_, part)| part.by.as_ref().is_none_or(|by| by.kind == DriverKind::Wasm));
+    let mut parts = checked.filter_map(|(driver, part)| Some((driver, part.current()?)));
+    parts.find_map(|(driver, prepared)| {
+        let problem = sources.check_claim(prepared).err()?;
+        let message =
+            format!("container edits of claim {}, from driver {driver}: {}", record.id, problem.message);
+        // What others change, others may change back.
+        let unsafe_source = Problem::unavailable(ProblemCode::EditSourceUnsafe, message);
+        Some(unsafe_source.with("driver", driver).with("cause", problem.code))
+    })
 }
 
 fn not_written(error: &CdiError) -> Problem {
