@@ -77,8 +77,8 @@ enum Refusal {
     Offer(#[from] OfferError),
     #[error("plugin registration failed with err: {0}")]
     Taken(#[from] Taken),
-    #[error("plugin registration failed with err: {}", name_problem(name, source, why))]
-    Name { name: DriverName, source: String, why: NameRefusal },
+    #[error("plugin registration failed with err: {}", name_problem(name, by, why))]
+    Name { name: DriverName, by: String, why: NameRefusal },
     #[error("plugin registration failed with err: the driver name {name}: {why}")]
     NameNotStored { name: DriverName, why: BindError },
     #[error("plugin registration failed with err: {0}")]
@@ -104,6 +104,7 @@ impl<S: PluginSink> Worker<S> {
         inbox: &mut mpsc::Receiver<Order>,
         freed: &mut watch::Receiver<u64>,
     ) -> ControlFlow<()> {
+        let is_dra = self.instance().is_some();
         tokio::select! {
             // Safe to drop: an order that is not received stays in the channel.
             order = inbox.recv() => match order {
@@ -126,7 +127,8 @@ impl<S: PluginSink> Worker<S> {
                 None => return ControlFlow::Break(()),
             },
             () = retry(self.waiting.as_ref(), freed) => self.register("retry", freed).await,
-            () = names_changed(self.registered.as_ref(), &mut self.names) => self.give_up_name(),
+            // Safe to drop: the next call sees the change. An error means that the daemon ends.
+            Ok(()) = self.names.changed(), if is_dra => self.give_up_name(),
             () = link_changed(self.registered.as_mut()) => {
                 if let Some(dra) = self.instance() {
                     self.shared.registry.settle(&dra.name);
@@ -312,7 +314,7 @@ impl<S: PluginSink> Worker<S> {
     }
 
     fn not_named(&self, name: &DriverName, why: NameRefusal) -> Refusal {
-        Refusal::Name { name: name.clone(), source: self.source.clone(), why }
+        Refusal::Name { name: name.clone(), by: self.source.clone(), why }
     }
 
     fn not_bound(&self, name: &DriverName, why: BindError) -> Refusal {
@@ -351,7 +353,7 @@ impl<S: PluginSink> Worker<S> {
         let reason = chain(refusal);
         let until_freed = matches!(refusal, Refusal::Taken(_) | Refusal::Name { .. });
         let of_name = match refusal {
-            Refusal::Name { name, source, why } => Some(name_problem(name, source, why)),
+            Refusal::Name { name, by, why } => Some(name_problem(name, by, why)),
             _ => None,
         };
         let conditions = &self.shared.conditions;
@@ -398,15 +400,6 @@ async fn retry(waiting: Option<&Waiting>, freed: &mut watch::Receiver<u64>) {
         () = due => {}
         // Safe to drop: the next call sees the change.
         _ = freed.changed() => {}
-    }
-}
-
-/// Resolves when the name of a registered plugin may belong to another source.
-async fn names_changed(registered: Option<&Registered>, names: &mut watch::Receiver<u64>) {
-    match registered {
-        // Safe to drop: the next call sees the change. An error means that the daemon ends.
-        Some(Registered::Dra(_)) if names.changed().await.is_ok() => {}
-        _ => std::future::pending().await,
     }
 }
 

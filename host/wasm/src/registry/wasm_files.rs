@@ -185,10 +185,10 @@ enum Refusal {
     ConfigRefused(Problem),
     #[error("the first discovery of its devices failed: {0}")]
     Discovery(Problem),
-    #[error("requests more than it is granted: {}", .0.missing_grants().join("; "))]
-    Blocked(Arc<WasmDriver>, Box<Verdict>),
-    #[error("{}", name_problem(name, source, why))]
-    Name { name: DriverName, source: String, why: NameRefusal },
+    #[error("requests more than it is granted: {}", missing.join("; "))]
+    Blocked { driver: Arc<WasmDriver>, verdict: Box<Verdict>, missing: Vec<String> },
+    #[error("{}", name_problem(name, by, why))]
+    Name { name: DriverName, by: String, why: NameRefusal },
     #[error("the driver {name} is served by {other}")]
     Served { name: DriverName, other: String },
     #[error("the driver name {name}: {why}")]
@@ -347,11 +347,16 @@ impl Worker {
         verified.verdict = self.judge_named(&verified.verdict, name.as_str())?;
         let name = self.reserve_name(name).await?;
         if !driver.missing_grants().is_empty() {
-            return Err(Refusal::Blocked(driver, Box::new(verified.verdict)));
+            let missing = driver.missing_grants().to_vec();
+            return Err(Refusal::Blocked { driver, verdict: Box::new(verified.verdict), missing });
         }
         let call = driver.look_call();
         driver.validate_config(&call).await.map_err(Refusal::ConfigRefused)?;
         let found = driver.publish(&call, Trigger::Load).await.map_err(Refusal::Discovery)?;
+        let missing = driver.missing_resources(&found.inventory);
+        if !missing.is_empty() {
+            return Err(Refusal::Blocked { driver, verdict: Box::new(verified.verdict), missing });
+        }
         Ok(Ready { driver, found, verified, name })
     }
 
@@ -360,6 +365,7 @@ impl Worker {
             ready;
         let devices = found.inventory.device_count();
         let (published, inventory) = watch::channel(Arc::new(found));
+        let of_serving = inventory.clone();
         let identity = Arc::new(identity(&driver, &self.source));
         let name = identity.name.clone();
         let named = reserved.source().clone();
@@ -399,7 +405,8 @@ impl Worker {
         let version = driver.info().version.clone();
         let (from_cache, digest) = (driver.from_cache(), driver.digest());
         tracing::info!(driver = %name, version, digest, devices, from_cache, duration_us, file = self.source, "driver serves");
-        self.serving = Some(Serving { driver, source: named, verdict, requests, tasks });
+        self.serving =
+            Some(Serving { driver, source: named, inventory: of_serving, verdict, requests, tasks });
         if let Some(old) = old {
             self.note_replaced(&old);
         }
@@ -410,7 +417,7 @@ impl Worker {
     /// The old version continues to serve, if there is one, and the reason explains why the new one does not.
     fn refused(&self, refusal: &Refusal, started: Instant, cause: &str) {
         let (state, blocked) = match refusal {
-            Refusal::Blocked(driver, verdict) => (DriverState::Blocked, Some((driver, verdict))),
+            Refusal::Blocked { verdict, missing, .. } => (DriverState::Blocked, Some((missing, verdict))),
             _ => (DriverState::Failed, None),
         };
         let (file, reason) = (&self.source, chain(refusal));
@@ -420,18 +427,20 @@ impl Worker {
             self.show_verdict(verdict);
         }
         let of_name = match refusal {
-            Refusal::Name { name, source, why } => Some(name_problem(name, source, why)),
+            Refusal::Name { name, by, why } => Some(name_problem(name, by, why)),
             _ => None,
         };
         self.shared.conditions.update(ProblemCode::DriverNameTaken, &self.source, of_name.clone());
         self.show(|view| {
-            view.missing_grants =
-                blocked.map(|(driver, _)| driver.missing_grants().to_vec()).unwrap_or_default();
+            view.missing_grants = blocked.map(|(missing, _)| missing.clone()).unwrap_or_default();
             if let Some(serving) = &self.serving {
                 view.reason = format!("{}: {reason}", serving.still_serves(self.read.as_deref(), state));
             } else {
                 match refusal {
-                    Refusal::Blocked(driver, _) => describe(view, driver),
+                    Refusal::Blocked { driver, missing, .. } => {
+                        describe(view, driver);
+                        view.missing_grants.clone_from(missing);
+                    }
                     Refusal::File(error) => view.trust = error.verdict().map(Verdict::view),
                     // Else those who look for the driver by its name would find this file.
                     Refusal::Name { .. } => view.name = None,

@@ -15,7 +15,7 @@ impl Worker {
     }
 
     fn not_named(&self, name: &DriverName, why: NameRefusal) -> Refusal {
-        Refusal::Name { name: name.clone(), source: self.source.clone(), why }
+        Refusal::Name { name: name.clone(), by: self.source.clone(), why }
     }
 
     pub(super) fn not_bound(&self, name: &DriverName, why: BindError) -> Refusal {
