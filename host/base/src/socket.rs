@@ -104,13 +104,24 @@ pub async fn connect_plugin<G>(socket: &Path, guard: G) -> Result<Channel, Conne
 where
     G: Send + Unpin + 'static,
 {
+    channel(socket, open_plugin(socket).await?, guard).await
+}
+
+/// Connects to a plugin as `connect_plugin` does. Returns also the user ID of the process that listens.
+pub async fn connect_to_user(socket: &Path) -> Result<(Channel, u32), ConnectError> {
+    let stream = open_plugin(socket).await?;
+    let peer = stream.peer_cred();
+    let peer = peer.map_err(|source| ConnectError::Connect { socket: socket.to_owned(), source })?;
+    Ok((channel(socket, stream, ()).await?, peer.uid()))
+}
+
+async fn open_plugin(socket: &Path) -> Result<UnixStream, ConnectError> {
     let failed = |source| ConnectError::Connect { socket: socket.to_owned(), source };
     let other = OtherSocket::find(socket).map_err(|error| match error {
         FindError::Io(source) => failed(source),
         FindError::Own => ConnectError::Own { socket: socket.to_owned() },
     })?;
-    let stream = other.connect().await.map_err(failed)?;
-    channel(socket, stream, guard).await
+    other.connect().await.map_err(failed)
 }
 
 async fn channel<G>(socket: &Path, stream: UnixStream, guard: G) -> Result<Channel, ConnectError>

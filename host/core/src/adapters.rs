@@ -39,6 +39,7 @@ use self::merge::merged;
 use self::record::{AdapterRecord, Record};
 use crate::driver::{DeviceDriver, Driver, DriverIdentity, Published};
 use crate::hardware::Hardware;
+use crate::registry::names::BindError;
 use crate::registry::{DriverState, Registry};
 use crate::standard_attributes::NumaNodeForm;
 use crate::sysfs::blocking::blocking;
@@ -47,8 +48,8 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
-    Adapter, DriverKind, DriverName, ExtendedResource, PluginDevice, PodAllocation, PoolName, Problem,
-    ProblemCode,
+    Adapter, DriverKind, DriverName, ExtendedResource, NameSource, PluginDevice, PodAllocation, PoolName,
+    Problem, ProblemCode,
 };
 
 /// Time for what the rules of an adapter read of all its devices.
@@ -480,8 +481,13 @@ impl Adapters {
     /// Makes the adapter the driver of its name, without an inventory. Another driver may have the name.
     fn register(&self, resource: &ExtendedResource) {
         let driver = {
-            let state = self.state();
-            let Some(adapted) = state.adapted.get(resource) else { return };
+            let mut state = self.state();
+            let Some(adapted) = state.adapted.get_mut(resource) else { return };
+            let owner = self.0.parts.registry.owner_of(&adapted.adapter.driver);
+            if owner.is_some_and(|owner| owner != NameSource::adapter(resource)) {
+                // The driver is not in the registry any more.
+                (adapted.published, adapted.is_dirty) = (None, true);
+            }
             if adapted.published.is_some()
                 || (adapted.refused.is_none() && adapted.is_registered(&self.0.parts.registry))
             {
@@ -510,11 +516,16 @@ impl Adapters {
         let (registry, conditions) = (&self.0.parts.registry, &self.0.parts.conditions);
         let (name, source) = (driver.identity.name.clone(), source_of(resource));
         let summary = driver.identity.summary.clone();
-        let served = registry.serve(&source, driver);
-        let refused = served.err().map(|other| {
-            format!(
-                "the driver name {name} of the adapter of {resource} is taken by {other}, which came first"
-            )
+        registry.set_source(&source, Some(NameSource::adapter(resource)));
+        registry.set_described(&source, &name);
+        let held = registry.hold_name(&source, &name).map_err(|why| why.to_string());
+        let served = held.and_then(|()| {
+            registry
+                .serve(&source, driver)
+                .map_err(|other| format!("it is taken by {other}, which came first"))
+        });
+        let refused = served.err().map(|why| {
+            format!("the adapter of {resource} does not serve under the driver name {name}: {why}")
         });
         let problem = refused.clone().map(|why| Problem::conflict(ProblemCode::AdapterConflict, why));
         conditions.update(ProblemCode::AdapterConflict, resource.as_str(), problem);
@@ -531,8 +542,29 @@ impl Adapters {
         }
     }
 
+    /// Makes the name of a registered driver its own durably. False: the checkpoint takes no writes now.
+    async fn bind_name(&self, resource: &ExtendedResource) -> bool {
+        let name = {
+            let state = self.state();
+            let adapted = state.adapted.get(resource).filter(|adapted| adapted.refused.is_none());
+            let Some(adapted) = adapted else { return true };
+            adapted.adapter.driver.clone()
+        };
+        match self.0.parts.registry.bind_name(&source_of(resource), &name).await {
+            Err(BindError::NotStored(problem)) => {
+                tracing::warn!(%resource, driver = %name, %problem, "the name of an adapter's driver is not stored yet");
+                false
+            }
+            // A name that belongs to another source is found by the next look at it.
+            Ok(()) | Err(BindError::Refused(_)) => true,
+        }
+    }
+
     /// Publishes the devices of a list, once the devices that pods have from before are known. False: `/sys` cannot be read now.
     async fn publish(&self, resource: &ExtendedResource) -> bool {
+        if !self.bind_name(resource).await {
+            return false;
+        }
         let (made, looks) = {
             let mut state = self.state();
             let Some(adapted) = state.adapted.get_mut(resource) else { return true };

@@ -1,4 +1,4 @@
-//! The checkpoint: the durable state of claims and pods.
+//! The checkpoint: the durable state of claims and pods, and the sources that drivers' names belong to.
 //!
 //! Owns one SQLite file with its log. Given changes, it responds when they are durable. Requests that
 //! wait during a commit are committed together, with one sync. Never decides the next state of a claim,
@@ -31,7 +31,9 @@ use tokio::sync::watch;
 use nodedock_base::batches::Batches;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
-use nodedock_model::{ApiObject, ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord, Uid};
+use nodedock_model::{
+    ApiObject, ClaimRecord, ClaimValues, NameRecord, PodAllocation, PodRecord, ReleaseRecord, Uid,
+};
 
 pub use database::StoreError;
 pub use error::{CommitError, OpenError, ReadError};
@@ -62,6 +64,8 @@ pub enum Change {
     DeleteValues(Uid),
     PutObject(Arc<ApiObject>),
     DeleteObject(Uid),
+    PutName(Arc<NameRecord>),
+    DeleteName(Uid),
 }
 
 /// Handle to the checkpoint. Clones write to the same file, which is closed when the last one is dropped.

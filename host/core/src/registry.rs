@@ -1,17 +1,18 @@
-//! The registry: drivers with their states, and the serving instance of each driver name.
+//! The registry: drivers with their states, the sources that names belong to, and the serving instance of each driver name.
 //!
-//! Owns the list of sources (each a file or a socket) and the map from driver name to the serving instance. Given the states of
+//! Owns the list of sources (each a file or a socket), the owners of names and the map from driver name to the serving instance. Given the states of
 //! drivers, it returns the driver to call to the managers, and views to the APIs. Never prepares anything.
 
 mod instances;
+pub mod names;
 mod quarantine;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
@@ -20,6 +21,7 @@ use tokio::time::Instant;
 
 use instances::Instances;
 pub use instances::{Native, Taken};
+use names::{NameStore, Names};
 use quarantine::Conduct;
 
 use crate::driver::{Driver, DriverStats, StoredDrivers};
@@ -186,13 +188,17 @@ struct Drivers {
     conditions: Conditions,
     /// Incremented when a driver begins to serve, or serves again after a quarantine.
     serving: watch::Sender<u64>,
-    /// Incremented when a name or an endpoint becomes free.
+    /// Incremented when a name or an endpoint becomes free, or may belong to another source.
     freed: watch::Sender<u64>,
     /// Whether every file that is there has a source.
     listed: AtomicBool,
     wasm_reloads: Reloads,
     grpc_reloads: Reloads,
     stored: Option<Arc<dyn StoredDrivers>>,
+    /// Where names are durable. Without it they are in memory alone.
+    store: OnceLock<NameStore>,
+    /// Writes of names, one at a time.
+    writing_names: tokio::sync::Mutex<()>,
 }
 
 /// Queue of reload requests for the task that executes them.
@@ -214,6 +220,7 @@ struct State {
     serving: BTreeMap<DriverName, Instances>,
     /// Conduct of serving WASM drivers, by source.
     conducts: BTreeMap<String, Conduct>,
+    names: Names,
 }
 
 impl State {
@@ -236,6 +243,8 @@ impl Registry {
             wasm_reloads: Reloads::new(),
             grpc_reloads: Reloads::new(),
             stored,
+            store: OnceLock::new(),
+            writing_names: tokio::sync::Mutex::new(()),
         }))
     }
 
@@ -271,6 +280,7 @@ impl Registry {
     /// Says whether every file that is there has a source: not yet after a start.
     pub fn set_listed(&self, listed: bool) {
         self.0.listed.store(listed, Relaxed);
+        self.0.freed.send_modify(|count| *count += 1);
     }
 
     fn is_listed(&self) -> bool {
@@ -394,7 +404,7 @@ impl Registry {
         self.0.serving.subscribe()
     }
 
-    /// Returns a watch that changes whenever a name or an endpoint becomes free.
+    /// Returns a watch that changes whenever a name or an endpoint becomes free, or may belong to another source.
     pub fn freed_changes(&self) -> watch::Receiver<u64> {
         self.0.freed.subscribe()
     }
@@ -482,16 +492,13 @@ impl Registry {
         }
     }
 
-    /// Returns another source with this name.
-    pub fn taken_by_other(&self, name: &DriverName, source: &str) -> Option<String> {
-        self.0.state.read().serving.get(name)?.other_than(source).map(str::to_owned)
-    }
-
-    /// Makes `driver` the serving driver of its name, with its inventory. The error names another source with that name.
+    /// Makes `driver` the serving driver of its name, with its inventory, instead of a source to which the name does not belong any more. The
+    /// error names another source with that name.
     pub fn serve(&self, source: &str, driver: Driver) -> Result<(), String> {
         let name = driver.identity.name.clone();
         let left = {
             let mut state = self.0.state.write();
+            state.evict_others(source, &name);
             if let Some(other) = state.serving.get(&name).and_then(|known| known.other_than(source)) {
                 return Err(other.to_owned());
             }
@@ -523,7 +530,14 @@ impl Registry {
     /// Removes a source, and its driver if it still serves.
     pub fn remove(&self, source: &str) {
         self.retire(source);
-        let view = self.0.state.write().sources.remove(source);
+        let view = {
+            let mut state = self.0.state.write();
+            let view = state.sources.remove(source);
+            let kind = view.as_ref().map_or(DriverKind::Wasm, |view| view.kind);
+            state.forget_facts(source, kind);
+            view
+        };
+        self.0.freed.send_modify(|count| *count += 1);
         if let Some(view) = view {
             let name = view.name.as_ref().map_or(source, DriverName::as_str);
             self.0.changes.tell(ChangedKind::Driver, name, "gone");

@@ -49,6 +49,7 @@ use nodedock_core::manager::devices;
 use nodedock_core::manager::{Manager, ManagerParts, ManagerSettings};
 use nodedock_core::recording::Recordings;
 use nodedock_core::registry::Registry;
+use nodedock_core::registry::names::{self, NameStore};
 use nodedock_core::sysfs::SysfsTree;
 use nodedock_kube::client::KubeClient;
 use nodedock_model::{PodAllocation, PoolNames, Problem, ProblemCode, limit};
@@ -269,6 +270,7 @@ impl Built {
         let opened = state::open(&paths.checkpoint, &cdi, &conditions)?;
         failpoint::pass(Point::Recovered);
         let unreadable = opened.dump.unreadable_claims();
+        let unreadable_names = opened.dump.unreadable_names();
         let table = ClaimTable::new(opened.dump.claims, opened.dump.pods).with_unreadable(unreadable);
         let claims = Arc::new(SharedClaimTable::new(table.with_released(opened.dump.released)));
         let recorded = config.file.recording.drivers.iter().map(RecordedName::to_string);
@@ -296,6 +298,14 @@ impl Built {
                 .context("look at the kept files of drivers")?;
         let previous_versions = Arc::new(previous_versions);
         let registry = Registry::new(changes.clone(), conditions.clone(), Some(previous_versions.clone()));
+        // The files are not read yet: a source that is not known may be there.
+        registry.set_listed(false);
+        let registry = {
+            let records: Vec<_> = claims.lock().claims().cloned().collect();
+            let known = names::evidence(records.iter().map(AsRef::as_ref), &previous_versions.sources());
+            let (checkpoint, claims) = (opened.checkpoint.clone(), claims.clone());
+            registry.with_names(NameStore { checkpoint, claims }, opened.dump.names, unreadable_names, known)
+        };
         let local = match &config.local_api {
             Some(local) => {
                 let (checkpoint, objects) = (opened.checkpoint.clone(), opened.dump.objects);
@@ -380,7 +390,7 @@ impl Built {
         watch_config(&config, drivers, self.wasm.trust.clone(), conditions.clone());
         watch_drivers(&config, drivers, self.wasm);
         let of_plugins = recordings.clone();
-        let plugins = (registry.clone(), node.name.clone(), manager.clone());
+        let plugins = (registry.clone(), node.name.clone(), manager.clone(), conditions.clone());
         serve_plugins(paths, drivers, plugins, of_plugins, sockets.device_plugins);
         let kubelet_sockets = match connected {
             Some(connected) => connected.start(&cluster::Parts {
@@ -517,8 +527,6 @@ fn watch_config(config: &Config, tasks: &Tasks, trust: Trust, conditions: Condit
 fn watch_drivers(config: &Config, tasks: &Tasks, wasm: WasmFiles) {
     let Config { paths, hardware, driver_images, .. } = config;
     let kernel = wasm.kernel.clone();
-    // Before anything is served: a request that comes first waits for the drivers that are there.
-    wasm.registry.set_listed(false);
     let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
     if !hardware.is_simulated() {
         tasks.spawn("uevents", kernel::read_uevents(tasks.clone(), kernel.clone()));
@@ -533,14 +541,22 @@ fn watch_drivers(config: &Config, tasks: &Tasks, wasm: WasmFiles) {
 fn serve_plugins(
     paths: &Paths,
     tasks: &Tasks,
-    (registry, node, manager): (Registry, String, Arc<Manager>),
+    (registry, node, manager, conditions): (Registry, String, Arc<Manager>, Conditions),
     recordings: Recordings,
     listener: UnixListener,
 ) {
     let (times, device_plugins) = (PluginTimes::default(), paths.device_plugins.clone());
     let endpoints = Endpoints::new(manager, times, recordings.clone(), tasks.clone());
-    let plugins =
-        Plugins { registry, node, endpoints: endpoints.clone(), times, recordings, tasks: tasks.clone() };
+    let (of_plugins, tasks_of_plugins) = (endpoints.clone(), tasks.clone());
+    let plugins = Plugins {
+        registry,
+        node,
+        endpoints: of_plugins,
+        times,
+        recordings,
+        conditions,
+        tasks: tasks_of_plugins,
+    };
     let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
     tasks.spawn_until_stopped("plugins", plugins.run(events));
     tasks.spawn("plugin-directory", sockets::watch(paths.plugins_registry.clone(), tasks.clone(), sender));

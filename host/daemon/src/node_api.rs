@@ -287,6 +287,16 @@ impl Node for NodeApi {
         Ok(Response::new(ResumeDriverResponse { driver: Some(convert::driver(&view)) }))
     }
 
+    async fn assign_driver(&self, request: Request<AssignDriverRequest>) -> Answer<AssignDriverResponse> {
+        begin("AssignDriver", &request);
+        let by = caller(&request);
+        let AssignDriverRequest { name, source } = request.into_inner();
+        let name = DriverName::new(&name)
+            .map_err(|error| refuse(Problem::invalid(ProblemCode::BadRequest, error.to_string())))?;
+        let view = self.registry.assign_name(&name, &source, by).await.map_err(refuse)?;
+        Ok(Response::new(AssignDriverResponse { driver: Some(convert::driver(&view)) }))
+    }
+
     async fn list_adapters(&self, request: Request<ListAdaptersRequest>) -> Answer<ListAdaptersResponse> {
         begin("ListAdapters", &request);
         let views = self.manager.adapters().map(|adapters| adapters.list()).unwrap_or_default();

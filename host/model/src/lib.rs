@@ -20,6 +20,7 @@ mod record;
 mod resource;
 pub mod rule;
 mod side_file;
+mod source;
 mod values;
 
 pub use adapter::*;
@@ -36,4 +37,5 @@ pub use problem::*;
 pub use record::*;
 pub use resource::*;
 pub use side_file::SideFileError;
+pub use source::*;
 pub use values::*;

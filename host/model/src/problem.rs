@@ -146,6 +146,7 @@ pub enum ProblemCode {
     DriverInstancesLimit,
     DriverMemoriesLimit,
     DriverMemoryLimit,
+    DriverNameTaken,
     DriverNative,
     DriverNotAsked,
     DriverNotConnected,

@@ -33,6 +33,7 @@ use tokio::sync::mpsc;
 use crate::endpoints::{Endpoints, PluginSink};
 use crate::grpc::PluginTimes;
 use crate::sockets::SocketEvent;
+use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::recording::Recordings;
 use nodedock_core::registry::Registry;
@@ -52,6 +53,7 @@ pub struct Plugins<S: PluginSink> {
     pub endpoints: Endpoints<S>,
     pub times: PluginTimes,
     pub recordings: Recordings,
+    pub conditions: Conditions,
     pub tasks: Tasks,
 }
 

@@ -1,5 +1,6 @@
 //! A loaded WASM driver: its functions as the rest of the host calls them.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +45,14 @@ pub struct WasmDriver {
     pub(super) revision: Arc<Revision>,
 }
 
+/// Returns the extended-resource names of pools that are not granted, as lines: `extendedResources: example.com/gpu`.
+pub(crate) fn missing_resources(inventory: &Inventory, is_granted: impl Fn(&str) -> bool) -> Vec<String> {
+    let names: BTreeSet<_> =
+        inventory.pools.values().filter_map(|pool| pool.extended_resource.as_ref()).collect();
+    let missing = names.into_iter().filter(|name| !is_granted(name.as_str()));
+    missing.map(|name| format!("extendedResources: {name}")).collect()
+}
+
 impl WasmDriver {
     pub fn info(&self) -> &DriverInfo {
         &self.info
@@ -52,6 +61,11 @@ impl WasmDriver {
     /// What the driver requests beyond its grant, one readable line each.
     pub fn missing_grants(&self) -> &[String] {
         &self.missing_grants
+    }
+
+    /// Extended-resource names of pools beyond its grant, one readable line each. The contract has no list to request them.
+    pub fn missing_resources(&self, inventory: &Inventory) -> Vec<String> {
+        missing_resources(inventory, |name| self.sandbox.scope.effective.allows_extended_resource(name))
     }
 
     /// Of the file: `sha256:` and hex.

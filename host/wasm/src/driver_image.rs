@@ -65,6 +65,7 @@ impl DriverImage {
         let side_file = |suffix: &str| self.side_files.join(format!("{}{suffix}", self.name));
         Ok(DriverFiles {
             stem: self.name.clone(),
+            is_image: true,
             wasm,
             grant: existing(side_file(SUFFIXES[1]))?,
             config: existing(side_file(SUFFIXES[2]))?,

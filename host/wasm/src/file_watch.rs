@@ -21,7 +21,7 @@ use nodedock_base::error::chain;
 use nodedock_base::file;
 use nodedock_base::tasks::Tasks;
 use nodedock_base::watched::{self, Directory};
-use nodedock_model::limit;
+use nodedock_model::{NameSource, limit};
 
 /// A change of a driver's files.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,6 +43,8 @@ pub enum FileEvent {
 pub struct DriverFiles {
     /// File name without `.wasm`.
     pub stem: String,
+    /// Of a driver image, and not of the drivers directory.
+    pub is_image: bool,
     /// An error only for a driver image.
     pub wasm: Result<PathBuf, ImageError>,
     pub grant: Option<PathBuf>,
@@ -264,6 +266,11 @@ impl DriversDirectory {
 }
 
 impl DriverFiles {
+    /// The source of the driver's name.
+    pub fn source(&self) -> NameSource {
+        if self.is_image { NameSource::image(&self.stem) } else { NameSource::file(&self.stem) }
+    }
+
     /// In the order of the suffixes.
     fn paths(&self) -> [Option<&Path>; 4] {
         let wasm = self.wasm.as_deref().ok();
@@ -336,6 +343,7 @@ fn files(directory: &Path, stem: &str) -> io::Result<DriverFiles> {
     let path = |index: usize| directory.join(format!("{stem}{}", SUFFIXES[index]));
     Ok(DriverFiles {
         stem: stem.to_owned(),
+        is_image: false,
         wasm: Ok(path(0)),
         grant: existing(path(1))?,
         config: existing(path(2))?,

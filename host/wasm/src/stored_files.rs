@@ -149,7 +149,8 @@ impl StoredFiles {
         }
     }
 
-    fn facts(&self, digest: &str) -> Result<StoredFacts, StoreError> {
+    /// Reads the facts about a stored file.
+    pub(crate) fn facts(&self, digest: &str) -> Result<StoredFacts, StoreError> {
         let [_, path, _] = self.paths(digest)?;
         let text = self.read(digest, &path, limit::DRIVER_FILE_BYTES_MAX)?;
         serde_json::from_slice(&text)

@@ -76,7 +76,7 @@ async fn a_version_that_fails_at_any_step_leaves_the_old_one_at_work_and_says_wh
     let whole = file("v2");
     let cases = [
         (whole[..whole.len() / 2].to_vec(), "cut off"),
-        (wasm(MOCK_GPU, Form::Component), "is taken by mock-gpu.wasm"),
+        (wasm(MOCK_GPU, Form::Component), "belongs to the driver file mock-gpu.wasm"),
         (wasm("device-nodes", Form::Core), "requests more than it is granted"),
     ];
     for (number, (broken, expected)) in cases.into_iter().enumerate() {

@@ -16,7 +16,7 @@ use super::upgrade::{self, RecordStep, UPGRADES, Upgrades};
 use super::{Change, CommitError, carry};
 use nodedock_base::{clock, worded};
 use nodedock_model::{
-    ApiObject, ClaimRecord, ClaimValues, NameError, PodAllocation, PodRecord, ReleaseRecord, Uid,
+    ApiObject, ClaimRecord, ClaimValues, NameError, NameRecord, PodAllocation, PodRecord, ReleaseRecord, Uid,
 };
 
 /// Version of the tables and of the meaning of their keys.
@@ -43,6 +43,7 @@ worded! {
         Allocations = "allocations",
         Values = "values",
         Objects = "objects",
+        Names = "names",
     }
 }
 
@@ -113,6 +114,9 @@ pub struct Dump {
     /// Of the local API.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub objects: Vec<ApiObject>,
+    /// Of drivers and extended resources, with the sources that they belong to.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub names: Vec<NameRecord>,
     pub skipped: Vec<Skipped>,
     /// Unreadable values whose key was written again.
     pub unreadable: u64,
@@ -126,6 +130,7 @@ impl Dump {
         self.allocations.sort_by(|a, b| a.uid().cmp(b.uid()));
         self.values.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
         self.objects.sort_by(|a, b| a.uid.cmp(&b.uid));
+        self.names.sort_by(|a, b| a.name.cmp(&b.name));
         self.skipped.sort_by(|a, b| (a.table, &a.key).cmp(&(b.table, &b.key)));
     }
 
@@ -135,6 +140,12 @@ impl Dump {
             && self.pods.is_empty()
             && self.allocations.is_empty()
             && self.skipped.is_empty()
+    }
+
+    /// Returns the names whose records are unreadable.
+    pub fn unreadable_names(&self) -> Vec<String> {
+        let names = self.skipped.iter().filter(|skipped| skipped.table == Table::Names);
+        names.map(|skipped| skipped.key.clone()).collect()
     }
 
     /// Returns the UIDs of claims with unreadable records.
@@ -187,6 +198,8 @@ pub(super) fn encode(change: Change) -> Result<Write, CommitError> {
         Change::DeleteValues(uid) => Ok(Write { table: Table::Values, key: uid, value: None }),
         Change::PutObject(record) => put(Table::Objects, &record.uid, &*record),
         Change::DeleteObject(uid) => Ok(Write { table: Table::Objects, key: uid, value: None }),
+        Change::PutName(record) => put(Table::Names, &record.uid, &*record),
+        Change::DeleteName(uid) => Ok(Write { table: Table::Names, key: uid, value: None }),
     }
 }
 
@@ -248,6 +261,7 @@ pub(super) fn carry_over(table: Table, before: Stored<'_>, new: &str) -> Result<
         Table::Allocations => as_known::<PodAllocation>(&stored),
         Table::Values => as_known::<ClaimValues>(&stored),
         Table::Objects => as_known::<ApiObject>(&stored),
+        Table::Names => as_known::<NameRecord>(&stored),
     };
     let mut new = json_of(Stored::of_this_release(new), &[])?;
     carry::carry_over(&stored, &known.map_err(words)?, &mut new);
@@ -348,6 +362,7 @@ enum Record {
     Allocation(PodAllocation),
     Values(ClaimValues),
     Object(ApiObject),
+    Name(NameRecord),
 }
 
 fn joined(batch: ScopedJoinHandle<'_, Vec<Parsed>>) -> Vec<Parsed> {
@@ -382,6 +397,7 @@ impl Unparsed {
             Table::Allocations => parse_as(Record::Allocation, PodAllocation::uid, uid, stored, steps),
             Table::Values => parse_as(Record::Values, |values| &values.id.uid, uid, stored, steps),
             Table::Objects => parse_as(Record::Object, |object| &object.uid, uid, stored, steps),
+            Table::Names => parse_as(Record::Name, |name| &name.uid, uid, stored, steps),
         }
     }
 }
@@ -427,6 +443,7 @@ impl Loading {
                 Ok(Record::Allocation(pod)) => dump.allocations.push(pod),
                 Ok(Record::Values(values)) => dump.values.push(values),
                 Ok(Record::Object(object)) => dump.objects.push(object),
+                Ok(Record::Name(name)) => dump.names.push(name),
                 Err(reason) => dump.skipped.push(Skipped { table, key, reason, bytes }),
             }
         }

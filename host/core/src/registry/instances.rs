@@ -57,6 +57,17 @@ impl Instances {
         self.0.iter().map(|instance| instance.source.as_str()).find(|other| *other != source)
     }
 
+    /// Keeps the instances of some sources. Returns whether any is left.
+    pub(super) fn retain(&mut self, is_kept: impl Fn(&str) -> bool) -> bool {
+        self.0.retain(|instance| is_kept(&instance.source));
+        !self.0.is_empty()
+    }
+
+    /// Whether an instance is of one of some sources.
+    pub(super) fn any(&self, is_wanted: impl Fn(&str) -> bool) -> bool {
+        self.0.iter().any(|instance| is_wanted(&instance.source))
+    }
+
     fn is_native(&self) -> bool {
         self.0.iter().all(|instance| instance.native.is_some())
     }
@@ -163,6 +174,7 @@ impl Registry {
         let name = driver.identity.name.clone();
         {
             let mut state = self.0.state.write();
+            state.evict_others(source, &name);
             state.check(&name, source, &native.endpoint)?;
             state.drop_source(source);
             let instance = Instance { source: source.to_owned(), driver, native: Some(native) };

@@ -65,6 +65,12 @@ pub(super) enum DriverCommand {
     Reload { name: String },
     /// End a driver's quarantine now, and reset its count of failures; by the driver's name or its file's
     Resume { name: String },
+    /// Give a driver's name to another source that describes it, such as a renamed file or an image
+    Assign {
+        name: String,
+        /// As `nodedock get drivers` shows it
+        source: String,
+    },
 }
 
 pub(super) fn execute(location: &Location, command: DriverCommand) -> Result<()> {
@@ -81,6 +87,7 @@ pub(super) fn execute(location: &Location, command: DriverCommand) -> Result<()>
         DriverCommand::Package(args) => block_on(package::run(args)),
         DriverCommand::Reload { name } => block_on(reload(location, name)),
         DriverCommand::Resume { name } => block_on(resume(location, name)),
+        DriverCommand::Assign { name, source } => block_on(assign(location, name, source)),
     }
 }
 
@@ -167,6 +174,13 @@ async fn reload(location: &Location, name: String) -> Result<()> {
     print_text(&format!("{name} ({}) is {}, {} devices", driver.source, driver.state, driver.devices))?;
     anyhow::ensure!(driver.reason.is_empty(), "{}", printable(&driver.reason));
     Ok(())
+}
+
+async fn assign(location: &Location, name: String, source: String) -> Result<()> {
+    let request = v1::AssignDriverRequest { name: name.clone(), source };
+    let answer = connect(location).await?.assign_driver(request).await?;
+    let v1::Driver { source, state, .. } = answer.into_inner().driver.unwrap_or_default();
+    print_text(&format!("the driver name {name} belongs to {source}, which is {state}"))
 }
 
 async fn resume(location: &Location, name: String) -> Result<()> {

@@ -61,6 +61,8 @@ impl VirtualNode {
             let found = here.publish(&here.look_call(), Trigger::Load).await;
             let name = &driver.info().name;
             let found = found.with_context(|| format!("discovery of {name} on node {}", self.name))?;
+            let missing = here.missing_resources(&found.inventory);
+            anyhow::ensure!(missing.is_empty(), "{name} is not granted: {}", missing.join("; "));
             self.found.lock().insert(name.clone(), self.machine.share(name, found));
         }
         self.show();

@@ -105,6 +105,7 @@ impl Bench {
             endpoints,
             times,
             recordings,
+            conditions: nodedock_base::conditions::Conditions::default(),
             tasks: tasks.clone(),
         };
         let (sender, events) = mpsc::channel(64);

@@ -8,9 +8,10 @@ use nodedock_proto::kubelet::registration::{self as wire, registration_client::R
 use tonic::Status;
 use tonic::transport::Channel;
 
-use super::connection::{DialError, dial};
+use super::connection::DialError;
 use super::{clean, convert, rpc};
 use crate::grpc::{PLUGIN_DIAL, PLUGIN_INFO, PLUGIN_NOTIFY};
+use nodedock_base::socket;
 use nodedock_model::limit;
 
 /// Deadline of a device plugin's options.
@@ -69,13 +70,22 @@ impl Default for PluginTimes {
 pub struct Registrar {
     client: RegistrationClient<Channel>,
     times: PluginTimes,
+    /// User ID of the plugin.
+    uid: u32,
 }
 
 impl Registrar {
     pub async fn dial(socket: &Path, times: PluginTimes) -> Result<Self, RegistrarError> {
-        let (channel, _ended) = dial(socket, times.dial).await?;
+        let connected = tokio::time::timeout(times.dial, socket::connect_to_user(socket)).await;
+        let late = |_| DialError::Deadline { socket: socket.to_owned(), deadline: times.dial };
+        let (channel, uid) = connected.map_err(late)?.map_err(DialError::from)?;
         let client = RegistrationClient::new(channel).max_decoding_message_size(limit::PLUGIN_INFO_BYTES_MAX);
-        Ok(Self { client, times })
+        Ok(Self { client, times, uid })
+    }
+
+    /// User ID of the process that listens on the socket.
+    pub fn uid(&self) -> u32 {
+        self.uid
     }
 
     /// Calls GetInfo.

@@ -20,9 +20,10 @@ use nodedock_base::error::chain;
 use nodedock_base::own_sockets;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{ClaimDriver, Driver, DriverIdentity};
+use nodedock_core::registry::names::{BindError, NameRefusal, name_problem};
 use nodedock_core::registry::{DriverState, DriverView, Reloaded};
 use nodedock_core::registry::{Native, Taken};
-use nodedock_model::{DriverKind, DriverName, ExtendedResource, Problem, ProblemCode};
+use nodedock_model::{DriverKind, DriverName, ExtendedResource, NameSource, Problem, ProblemCode};
 
 pub(super) enum Order {
     /// The socket is new or was replaced.
@@ -41,6 +42,10 @@ pub(super) struct Worker<S: PluginSink> {
     registered: Option<Registered>,
     /// Why the last attempt failed, and when the next one is.
     waiting: Option<Waiting>,
+    /// The user of the plugin, once it was connected.
+    user: Option<NameSource>,
+    /// Changes when a name may belong to another source.
+    names: watch::Receiver<u64>,
 }
 
 enum Registered {
@@ -73,6 +78,10 @@ enum Refusal {
     Offer(#[from] OfferError),
     #[error("plugin registration failed with err: {0}")]
     Taken(#[from] Taken),
+    #[error("plugin registration failed with err: {}", name_problem(name, by, why))]
+    Name { name: DriverName, by: String, why: NameRefusal },
+    #[error("plugin registration failed with err: the driver name {name}: {why}")]
+    NameNotStored { name: DriverName, why: BindError },
     #[error("plugin registration failed with err: {0}")]
     TooMany(#[from] Problem),
 }
@@ -81,7 +90,8 @@ impl<S: PluginSink> Worker<S> {
     pub(super) fn new(shared: Plugins<S>, socket: PathBuf) -> Self {
         let source = socket.display().to_string();
         let backoff = Backoff::new(shared.times.retry_min, shared.times.retry_max);
-        Self { shared, socket, source, backoff, registered: None, waiting: None }
+        let names = shared.registry.freed_changes();
+        Self { shared, socket, source, backoff, registered: None, waiting: None, user: None, names }
     }
 
     pub(super) async fn run(mut self, mut inbox: mpsc::Receiver<Order>) {
@@ -95,6 +105,7 @@ impl<S: PluginSink> Worker<S> {
         inbox: &mut mpsc::Receiver<Order>,
         freed: &mut watch::Receiver<u64>,
     ) -> ControlFlow<()> {
+        let is_dra = self.instance().is_some();
         tokio::select! {
             // Safe to drop: an order that is not received stays in the channel.
             order = inbox.recv() => match order {
@@ -117,6 +128,8 @@ impl<S: PluginSink> Worker<S> {
                 None => return ControlFlow::Break(()),
             },
             () = retry(self.waiting.as_ref(), freed) => self.register("retry", freed).await,
+            // Safe to drop: the next call sees the change. An error means that the daemon ends.
+            Ok(()) = self.names.changed(), if is_dra => self.give_up_name(),
             () = link_changed(self.registered.as_mut()) => {
                 if let Some(dra) = self.instance() {
                     self.shared.registry.settle(&dra.name);
@@ -132,6 +145,7 @@ impl<S: PluginSink> Worker<S> {
             tracing::info!(socket = self.source, "registration socket gone, the plugin's claims are kept");
         }
         self.dismiss();
+        self.shared.conditions.clear(ProblemCode::DriverNameTaken, &self.source);
         self.shared.registry.remove(&self.source);
     }
 
@@ -159,6 +173,7 @@ impl<S: PluginSink> Worker<S> {
             Ok(info) => {
                 self.waiting = None;
                 self.backoff.reset();
+                self.shared.conditions.clear(ProblemCode::DriverNameTaken, &self.source);
                 let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
                 tracing::info!(plugin = info, socket = self.source, duration_us, "plugin registered");
                 self.show(|view| {
@@ -175,7 +190,10 @@ impl<S: PluginSink> Worker<S> {
 
     /// Returns the plugin's name. After a failure the caller must remove `registered`.
     async fn shake_hands(&mut self) -> Result<String, Refusal> {
+        self.shared.registry.set_source(&self.source, self.user.clone());
         let mut registrar = Registrar::dial(&self.socket, self.shared.times).await?;
+        self.user = Some(NameSource::plugin(registrar.uid()));
+        self.shared.registry.set_source(&self.source, self.user.clone());
         let info = registrar.info().await?;
         let name = info.name.clone();
         if let Err(refusal) = self.admit(info).await {
@@ -204,6 +222,7 @@ impl<S: PluginSink> Worker<S> {
         if self.instance().is_some() {
             self.dismiss();
         }
+        self.shared.registry.forget_source(&self.source);
         self.shared.endpoints.accept(&self.source, resource, endpoint)?;
         self.show(|view| {
             view.name = None;
@@ -218,6 +237,11 @@ impl<S: PluginSink> Worker<S> {
 
     async fn admit_dra(&mut self, offer: DraOffer, resolved: PathBuf) -> Result<(), Refusal> {
         let DraOffer { name, endpoint, service, health, services } = offer;
+        let registry = &self.shared.registry;
+        registry.set_described(&self.source, &name);
+        // Before the plugin is called for anything else.
+        let reserved = registry.reserve_name(&self.source, &name).await;
+        let reserved = reserved.map_err(|why| self.not_named(&name, why))?;
         let (connection, tasks) = self.connect(&endpoint);
         let health_tasks = tasks.child();
         let tap = Tap::new(&self.shared.recordings, name.as_str());
@@ -270,6 +294,10 @@ impl<S: PluginSink> Worker<S> {
             health: health.map(|health| Box::new(move || health.now()) as _),
         };
         let now = DraInstance { name, endpoint, connection, tasks, health_tasks };
+        if let Err(why) = reserved.bind().await {
+            now.tasks.stop();
+            return Err(self.not_bound(&now.name, why));
+        }
         if let Err(taken) = self.shared.registry.serve_instance(&self.source, driver, native) {
             now.tasks.stop();
             return Err(taken.into());
@@ -284,6 +312,27 @@ impl<S: PluginSink> Worker<S> {
         }
         self.registered = Some(Registered::Dra(now));
         Ok(())
+    }
+
+    fn not_named(&self, name: &DriverName, why: NameRefusal) -> Refusal {
+        Refusal::Name { name: name.clone(), by: self.source.clone(), why }
+    }
+
+    fn not_bound(&self, name: &DriverName, why: BindError) -> Refusal {
+        match why {
+            BindError::Refused(why) => self.not_named(name, why),
+            why @ BindError::NotStored(_) => Refusal::NameNotStored { name: name.clone(), why },
+        }
+    }
+
+    /// Removes the registration if the name belongs to another source by now.
+    fn give_up_name(&mut self) {
+        let Some(name) = self.instance().map(|dra| dra.name.clone()) else { return };
+        let owner = self.shared.registry.owner_of(&name).filter(|owner| Some(owner) != self.user.as_ref());
+        if let Some(owner) = owner {
+            self.dismiss();
+            self.failed(&self.not_named(&name, NameRefusal::Belongs(owner)), "name");
+        }
     }
 
     /// Returns the connection to an endpoint: the existing one, dialled again, if the endpoint is unchanged.
@@ -303,7 +352,13 @@ impl<S: PluginSink> Worker<S> {
     fn failed(&mut self, refusal: &Refusal, cause: &str) {
         let delay = self.backoff.delay();
         let reason = chain(refusal);
-        let until_freed = matches!(refusal, Refusal::Taken(_));
+        let until_freed = matches!(refusal, Refusal::Taken(_) | Refusal::Name { .. });
+        let of_name = match refusal {
+            Refusal::Name { name, by, why } => Some(name_problem(name, by, why)),
+            _ => None,
+        };
+        let conditions = &self.shared.conditions;
+        conditions.update(ProblemCode::DriverNameTaken, &self.source, of_name.clone());
         let is_new = self.waiting.as_ref().is_none_or(|waiting| waiting.reason != reason);
         if is_new {
             tracing::warn!(socket = self.source, reason, "plugin not registered, retrying");
@@ -311,6 +366,10 @@ impl<S: PluginSink> Worker<S> {
         self.show(|view| {
             view.state = DriverState::Failed;
             view.reason = reason.clone();
+            if of_name.is_some() {
+                // Else those who look for the driver by its name would find this plugin.
+                view.name = None;
+            }
             let problem = Problem::unavailable(ProblemCode::PluginNotRegistered, &reason).retry_after(delay);
             view.problem = Some(problem.clone());
             if is_new {

@@ -179,11 +179,21 @@ impl InventoryPoller {
         match outcome {
             // Another version serves by now, or none.
             _ if self.tasks.is_stopping() => {}
-            Ok(found) => self.publish(found, duration_us),
+            Ok(found) => match self.not_granted(&found) {
+                None => self.publish(found, duration_us),
+                Some(problem) => self.report_failure(&call, problem, duration_us),
+            },
             // A quarantine that began since the check refused the call: the discovery is repeated when it is over.
             Err(problem) if problem.code == ProblemCode::DriverQuarantined => self.missed = true,
             Err(problem) => self.report_failure(&call, problem, duration_us),
         }
+    }
+
+    /// The problem of pools with extended-resource names that the grant does not have.
+    fn not_granted(&self, found: &Published) -> Option<Problem> {
+        let missing = self.driver.missing_resources(&found.inventory);
+        let message = format!("pools have extended-resource names beyond the grant: {}", missing.join("; "));
+        (!missing.is_empty()).then(|| Problem::denied(ProblemCode::NotGranted, message))
     }
 
     /// Changes what is shown, unless another version is shown already.

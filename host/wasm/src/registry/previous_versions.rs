@@ -20,6 +20,7 @@ use crate::{DriverFile, StoreError, WasmDriver, WasmHost};
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{ClaimDriver, DriverIdentity, StoredDrivers};
+use nodedock_core::registry::names::StoredSource;
 use nodedock_model::grant::Grant;
 use nodedock_model::{DriverName, Problem, ProblemCode};
 
@@ -132,6 +133,19 @@ impl PreviousVersions {
         put.await??;
         self.state().stored.insert(identity.digest.clone());
         Ok(())
+    }
+
+    /// Returns which files are stored, and of which drivers. One whose facts cannot be read is left out, and its claims name its digest.
+    pub fn sources(&self) -> Vec<StoredSource> {
+        let digests = self.state().stored.clone();
+        let source = |digest: String| match self.loader.files.facts(&digest) {
+            Ok(StoredFacts { driver, stem, .. }) => Some(StoredSource { digest, driver, stem }),
+            Err(error) => {
+                tracing::warn!(digest, error = chain(&error), "a stored driver does not say whose it is");
+                None
+            }
+        };
+        digests.into_iter().filter_map(source).collect()
     }
 
     /// Returns the stored file of a digest.

@@ -213,7 +213,14 @@ mod tests {
     fn files(directory: &Path, code: &[u8]) -> DriverFiles {
         let wasm = directory.join("a.wasm");
         std::fs::write(&wasm, code).unwrap();
-        DriverFiles { stem: "a".to_owned(), wasm: Ok(wasm), grant: None, config: None, signature: None }
+        DriverFiles {
+            stem: "a".to_owned(),
+            is_image: false,
+            wasm: Ok(wasm),
+            grant: None,
+            config: None,
+            signature: None,
+        }
     }
 
     /// A directory full of large files that wait for the compiler was in memory as a whole.

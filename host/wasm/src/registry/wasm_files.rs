@@ -10,15 +10,16 @@
 //!
 //! A file is read once, beneath its directory; those bytes are hashed, verified and compiled, and other files wait while 256 MiB are in
 //! memory. Its grant is read before: a revocation waits for nothing. In mode `enforce` an untrusted file fails before its content is
-//! parsed. When the policy changes, every file is judged again: a serving driver that is no longer trusted is drained as if its file were
+//! parsed. A file that describes the name of another source is called for nothing else (`docs/decisions/0025-names-belong-to-sources.md`). When the policy changes, every file is judged again: a serving driver that is no longer trusted is drained as if its file were
 //! gone, and its claims are kept (`docs/decisions/0006-trust-in-driver-files.md`).
 
+mod naming;
 mod serving;
 mod trusted;
 mod workers;
 
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -39,11 +40,15 @@ use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Driver, DriverIdentity, Published};
+use nodedock_core::registry::names::{BindError, NameRefusal, NameReservation, name_problem};
 use nodedock_core::registry::{DriverState, DriverView, Registry, Reloaded};
-use nodedock_model::{DriverKind, Problem, ProblemCode};
+use nodedock_model::{DriverKind, DriverName, Problem, ProblemCode};
 
 /// Queue of reloads of one file, of which half may be used.
 const RELOADS_WAITING_MAX: usize = 64;
+
+/// Between two checks whether a name may belong to this file by now: the end of the last claim is reported to no worker.
+const NAME_POLL_PERIOD: Duration = Duration::from_secs(10);
 
 /// What all workers use.
 #[derive(Clone)]
@@ -74,7 +79,9 @@ impl WasmFiles {
                 event = events.recv() => match event {
                     None => return,
                     Some(FileEvent::Changed(files)) => {
-                        self.registry.update(DriverKind::Wasm, &source_of(&files.stem), |_| ());
+                        let source = source_of(&files.stem);
+                        self.registry.update(DriverKind::Wasm, &source, |_| ());
+                        self.registry.set_source(&source, Some(files.source()));
                         workers.load(files, |stem, before| self.worker(stem, before));
                     }
                     Some(FileEvent::Gone(stem)) => workers.remove(stem),
@@ -103,7 +110,7 @@ impl WasmFiles {
             names_freed: self.registry.freed_changes(),
             reloads,
             interrupted_reload: None,
-            name_taken: false,
+            awaited_name: None,
             reason_is_of_trust: false,
             interrupted: false,
             open_files: Vec::new(),
@@ -142,8 +149,8 @@ struct Worker {
     reloads: mpsc::Receiver<oneshot::Sender<Reloaded>>,
     /// A reload that did not end.
     interrupted_reload: Option<oneshot::Sender<Reloaded>>,
-    /// The last load failed because another driver has the name.
-    name_taken: bool,
+    /// The name that the last load did not get, because it belongs to another source or could not be stored.
+    awaited_name: Option<DriverName>,
     /// The last load failed because the file is not trusted, or others may change it.
     reason_is_of_trust: bool,
     /// The last load did not end.
@@ -163,6 +170,8 @@ enum Next {
     Load(&'static str),
     Judge,
     Reload(oneshot::Sender<Reloaded>),
+    /// The name of the serving version belongs to another source now.
+    GiveUpName,
     Remove,
 }
 
@@ -176,10 +185,14 @@ enum Refusal {
     ConfigRefused(Problem),
     #[error("the first discovery of its devices failed: {0}")]
     Discovery(Problem),
-    #[error("requests more than it is granted: {}", .0.missing_grants().join("; "))]
-    Blocked(Arc<WasmDriver>, Box<Verdict>),
-    #[error("driver name {name} is taken by {other}, which came first")]
-    NameTaken { name: String, other: String },
+    #[error("requests more than it is granted: {}", missing.join("; "))]
+    Blocked { driver: Arc<WasmDriver>, verdict: Box<Verdict>, missing: Vec<String> },
+    #[error("{}", name_problem(name, by, why))]
+    Name { name: DriverName, by: String, why: NameRefusal },
+    #[error("the driver {name} is served by {other}")]
+    Served { name: DriverName, other: String },
+    #[error("the driver name {name}: {why}")]
+    NameNotStored { name: DriverName, why: BindError },
 }
 
 /// A version that may serve.
@@ -187,6 +200,7 @@ struct Ready {
     driver: Arc<WasmDriver>,
     found: Published,
     verified: Verified,
+    name: NameReservation,
 }
 
 impl Worker {
@@ -204,6 +218,7 @@ impl Worker {
                 Some(Next::Load(cause)) => self.load(cause).await,
                 Some(Next::Judge) => self.judge_again().await,
                 Some(Next::Reload(done)) => self.reload(done).await,
+                Some(Next::GiveUpName) => self.give_up_name(),
                 Some(Next::Remove) => {
                     self.remove();
                     return;
@@ -224,8 +239,13 @@ impl Worker {
                 }
                 Ok(()) = self.policies.changed() => return Some(Next::Judge),
                 Ok(()) = self.names_freed.changed() => {
-                    if self.name_taken {
-                        return Some(Next::Load("name free"));
+                    if let Some(next) = self.name_changed() {
+                        return Some(next);
+                    }
+                }
+                () = tokio::time::sleep(NAME_POLL_PERIOD), if self.awaited_name.is_some() => {
+                    if let Some(next) = self.name_changed() {
+                        return Some(next);
                     }
                 }
                 () = std::future::ready(()), if self.interrupted_reload.is_some() => {
@@ -275,6 +295,9 @@ impl Worker {
         }
         let started = Instant::now();
         let verification = Verification::begin(&files).await;
+        self.shared.registry.set_source(&self.source, Some(files.source()));
+        let granted_name = verification.grant.as_ref().ok().and_then(|grant| grant.driver.clone());
+        self.shared.registry.set_granted_name(&self.source, granted_name);
         if let Ok(grant) = &verification.grant {
             self.revoke(grant, cause);
         }
@@ -286,6 +309,7 @@ impl Worker {
             room = Room::within(&self.shared.memory.loading, verification.size) => room,
         };
         let verification::Outcome { digest, verified, .. } = self.verify(verification, room).await;
+        self.shared.registry.set_read_digest(&self.source, digest.clone());
         self.read = digest;
         let loaded = tokio::select! {
             // A load that did not end begins again at the next start.
@@ -299,7 +323,14 @@ impl Worker {
             Ok(ready) => self.switch(ready, started, cause).await,
             Err(refusal) => Err(refusal),
         };
-        self.name_taken = matches!(outcome, Err(Refusal::NameTaken { .. }));
+        self.awaited_name = match &outcome {
+            Err(
+                Refusal::Name { name, .. }
+                | Refusal::NameNotStored { name, .. }
+                | Refusal::Served { name, .. },
+            ) => Some(name.clone()),
+            _ => None,
+        };
         self.reason_is_of_trust =
             matches!(outcome, Err(Refusal::File(FileError::Distrusted(_) | FileError::Permissions(_))));
         if let Err(refusal) = outcome {
@@ -314,29 +345,38 @@ impl Worker {
         let driver = Arc::new(loaded);
         let name = &driver.info().name;
         verified.verdict = self.judge_named(&verified.verdict, name.as_str())?;
-        if let Some(other) = self.shared.registry.taken_by_other(name, &self.source) {
-            return Err(Refusal::NameTaken { name: name.to_string(), other });
-        }
+        let name = self.reserve_name(name).await?;
         if !driver.missing_grants().is_empty() {
-            return Err(Refusal::Blocked(driver, Box::new(verified.verdict)));
+            let missing = driver.missing_grants().to_vec();
+            return Err(Refusal::Blocked { driver, verdict: Box::new(verified.verdict), missing });
         }
         let call = driver.look_call();
         driver.validate_config(&call).await.map_err(Refusal::ConfigRefused)?;
         let found = driver.publish(&call, Trigger::Load).await.map_err(Refusal::Discovery)?;
-        Ok(Ready { driver, found, verified })
+        let missing = driver.missing_resources(&found.inventory);
+        if !missing.is_empty() {
+            return Err(Refusal::Blocked { driver, verdict: Box::new(verified.verdict), missing });
+        }
+        Ok(Ready { driver, found, verified, name })
     }
 
     async fn switch(&mut self, ready: Ready, started: Instant, cause: &str) -> Result<(), Refusal> {
-        let Ready { driver, found, verified: Verified { file, grant, config, verdict } } = ready;
+        let Ready { driver, found, verified: Verified { file, grant, config, verdict }, name: reserved } =
+            ready;
         let devices = found.inventory.device_count();
         let (published, inventory) = watch::channel(Arc::new(found));
+        let of_serving = inventory.clone();
         let identity = Arc::new(identity(&driver, &self.source));
         let name = identity.name.clone();
+        let named = reserved.source().clone();
+        // First: nothing of a file that does not serve is stored.
+        reserved.bind().await.map_err(|why| self.not_bound(&name, why))?;
         self.store(&identity, file, config).await;
         failpoint::pass(Point::KeptWritten);
         let serving = Driver { identity, claims: Some(driver.clone()), inventory: Some(inventory) };
-        let taken = |other| Refusal::NameTaken { name: name.to_string(), other };
-        self.shared.registry.serve(&self.source, serving).map_err(taken)?;
+        let served = self.shared.registry.serve(&self.source, serving);
+        served.map_err(|other| Refusal::Served { name: name.clone(), other })?;
+        drop(reserved);
         failpoint::pass(Point::DriverSwitched);
         // Before the new version is shown: the old one reports nothing after this.
         let old = self.serving.take();
@@ -356,6 +396,7 @@ impl Worker {
             view.problem = None;
             view.note("serving", cause, duration_us, None);
         });
+        self.shared.conditions.clear(ProblemCode::DriverNameTaken, &self.source);
         self.show_verdict(&verdict);
         let tasks = self.shared.tasks.child();
         let Self { shared: WasmFiles { registry, kernel, .. }, source, .. } = &*self;
@@ -364,7 +405,8 @@ impl Worker {
         let version = driver.info().version.clone();
         let (from_cache, digest) = (driver.from_cache(), driver.digest());
         tracing::info!(driver = %name, version, digest, devices, from_cache, duration_us, file = self.source, "driver serves");
-        self.serving = Some(Serving { driver, verdict, requests, tasks });
+        self.serving =
+            Some(Serving { driver, source: named, inventory: of_serving, verdict, requests, tasks });
         if let Some(old) = old {
             self.note_replaced(&old);
         }
@@ -375,7 +417,7 @@ impl Worker {
     /// The old version continues to serve, if there is one, and the reason explains why the new one does not.
     fn refused(&self, refusal: &Refusal, started: Instant, cause: &str) {
         let (state, blocked) = match refusal {
-            Refusal::Blocked(driver, verdict) => (DriverState::Blocked, Some((driver, verdict))),
+            Refusal::Blocked { verdict, missing, .. } => (DriverState::Blocked, Some((missing, verdict))),
             _ => (DriverState::Failed, None),
         };
         let (file, reason) = (&self.source, chain(refusal));
@@ -384,21 +426,30 @@ impl Worker {
         if let (None, Some((_, verdict))) = (&self.serving, blocked) {
             self.show_verdict(verdict);
         }
+        let of_name = match refusal {
+            Refusal::Name { name, by, why } => Some(name_problem(name, by, why)),
+            _ => None,
+        };
+        self.shared.conditions.update(ProblemCode::DriverNameTaken, &self.source, of_name.clone());
         self.show(|view| {
-            view.missing_grants =
-                blocked.map(|(driver, _)| driver.missing_grants().to_vec()).unwrap_or_default();
+            view.missing_grants = blocked.map(|(missing, _)| missing.clone()).unwrap_or_default();
             if let Some(serving) = &self.serving {
                 view.reason = format!("{}: {reason}", serving.still_serves(self.read.as_deref(), state));
             } else {
                 match refusal {
-                    Refusal::Blocked(driver, _) => describe(view, driver),
+                    Refusal::Blocked { driver, missing, .. } => {
+                        describe(view, driver);
+                        view.missing_grants.clone_from(missing);
+                    }
                     Refusal::File(error) => view.trust = error.verdict().map(Verdict::view),
+                    // Else those who look for the driver by its name would find this file.
+                    Refusal::Name { .. } => view.name = None,
                     _ => {}
                 }
                 view.state = state;
                 view.reason.clone_from(&reason);
             }
-            let problem = Problem::invalid(ProblemCode::DriverNotTaken, &reason);
+            let problem = of_name.unwrap_or_else(|| Problem::invalid(ProblemCode::DriverNotTaken, &reason));
             view.note(state.as_str(), cause, duration_us, Some(problem));
         });
     }
@@ -411,6 +462,7 @@ impl Worker {
             tracing::info!(file = self.source, "driver file gone, its claims are kept");
         }
         self.shared.conditions.clear(ProblemCode::DriverNotKept, &self.source);
+        self.shared.conditions.clear(ProblemCode::DriverNameTaken, &self.source);
         self.shared.registry.remove(&self.source);
     }
 }

@@ -8,7 +8,9 @@ use serde_json::Value;
 
 use super::format::{self, RECORD_VERSION, Stored, Table};
 use super::upgrade::UPGRADES;
-use nodedock_model::{ApiObject, ClaimRecord, ClaimValues, PodAllocation, PodRecord, ReleaseRecord};
+use nodedock_model::{
+    ApiObject, ClaimRecord, ClaimValues, NameRecord, PodAllocation, PodRecord, ReleaseRecord,
+};
 
 /// Checks that a record round-trips.
 pub fn check_kept<R: Serialize + DeserializeOwned + PartialEq + Debug>(record: &R) {
@@ -35,6 +37,7 @@ pub fn record(data: &[u8]) -> bool {
         Some(Table::Allocations) => read::<PodAllocation>(Table::Allocations, value),
         Some(Table::Values) => read::<ClaimValues>(Table::Values, value),
         Some(Table::Objects) => read::<ApiObject>(Table::Objects, value),
+        Some(Table::Names) => read::<NameRecord>(Table::Names, value),
     }
 }
 

@@ -120,6 +120,11 @@ impl ClaimTable {
         self.found(self.users.range(from..to).into_iter())
     }
 
+    /// Whether a claim has a device of a driver, or may have, as any that cannot be read.
+    pub fn has_claims_of(&self, driver: &DriverName) -> bool {
+        !self.unreadable.is_empty() || self.claims_of_driver(driver).next().is_some()
+    }
+
     /// Whether a claim was prepared by the driver file of a digest, or may have been, as any that cannot be read.
     pub fn needs_code(&self, digest: &str) -> bool {
         self.prepared_by.contains(digest) || !self.unreadable.is_empty()

@@ -96,6 +96,8 @@ async fn test(bench: &Workbench, driver: &WasmDriver) -> Result<Tested> {
         .publish(&driver.look_call(), Trigger::Load)
         .await
         .with_context(|| format!("{name} does not discover its devices"))?;
+    let missing = driver.missing_resources(&inventory);
+    anyhow::ensure!(missing.is_empty(), "{name} is not granted: {}", missing.join("; "));
     let health = health.into_iter().map(|((pool, device), DeviceHealth { state, message })| {
         (
             format!("{pool}/{device}"),

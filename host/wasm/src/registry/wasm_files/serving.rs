@@ -2,20 +2,28 @@
 
 use std::sync::{Arc, Weak};
 
+use tokio::sync::watch;
+
 use super::Worker;
 use crate::WasmDriver;
+use crate::driver::missing_resources;
 use crate::registry::inventory_poller::DiscoveryRequests;
 use crate::stored_files::SignedFile;
 use crate::trust::Verdict;
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
-use nodedock_core::driver::DriverIdentity;
+use nodedock_core::driver::{DriverIdentity, Published};
 use nodedock_core::registry::DriverState;
+use nodedock_model::grant::pattern::PatternSet;
 use nodedock_model::grant::{self, Grant};
-use nodedock_model::{Problem, ProblemCode};
+use nodedock_model::{Inventory, NameSource, Problem, ProblemCode};
 
 pub(super) struct Serving {
     pub(super) driver: Arc<WasmDriver>,
+    /// The file or image that it was loaded from.
+    pub(super) source: NameSource,
+    /// Its last devices.
+    pub(super) inventory: watch::Receiver<Arc<Published>>,
     pub(super) verdict: Verdict,
     pub(super) requests: DiscoveryRequests,
     /// Its inventory poller and what follows its calls.
@@ -39,6 +47,14 @@ impl Serving {
 fn beyond(driver: &WasmDriver, grant: &Grant) -> Vec<String> {
     let info = driver.info();
     grant::missing(&info.capabilities, &info.limits, grant)
+}
+
+/// Extended-resource names of pools beyond a grant.
+fn resources_beyond(inventory: &Inventory, grant: &Grant) -> Vec<String> {
+    let granted = PatternSet::new(&grant.unrequested.extended_resources);
+    // A grant file with a glob that is none is not read at all.
+    let granted = granted.unwrap_or_default();
+    missing_resources(inventory, |name| granted.matches(name))
 }
 
 impl Worker {
@@ -73,7 +89,8 @@ impl Worker {
         running.filter(|driver| !beyond(driver, grant).is_empty()).for_each(|driver| driver.revoke());
         let Some(serving) = &self.serving else { return };
         self.shared.previous_versions.granted(&serving.driver.info().name, &self.source, grant);
-        let missing = beyond(&serving.driver, grant);
+        let mut missing = beyond(&serving.driver, grant);
+        missing.extend(resources_beyond(&serving.inventory.borrow().inventory, grant));
         if missing.is_empty() {
             return;
         }

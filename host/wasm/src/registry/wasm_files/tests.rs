@@ -61,6 +61,7 @@ impl Scene {
         let beside = |suffix: &str| Some(path(suffix)).filter(|path| path.exists());
         DriverFiles {
             stem: STEM.to_owned(),
+            is_image: false,
             wasm: Ok(path(".wasm")),
             grant: beside(".grant.yaml"),
             config: beside(".config.yaml"),

@@ -77,7 +77,8 @@ mod tests {
             Handle { files: sender, reloads: requests, ended }
         };
         let wasm = Ok(format!("/drivers/{stem}.wasm").into());
-        let files = DriverFiles { stem: stem.to_owned(), wasm, grant: None, config: None, signature: None };
+        let (stem, is_image) = (stem.to_owned(), false);
+        let files = DriverFiles { stem, is_image, wasm, grant: None, config: None, signature: None };
         workers.load(files, start);
         simulated
     }

@@ -70,6 +70,7 @@ impl Durable {
             Change::PutAllocation(_) | Change::DeleteAllocation(_) => unreachable!("not the claim manager's"),
             Change::PutValues(_) | Change::DeleteValues(_) => unreachable!("no driver of these writes"),
             Change::PutObject(_) | Change::DeleteObject(_) => unreachable!("of the local API alone"),
+            Change::PutName(_) | Change::DeleteName(_) => unreachable!("of the registry alone"),
         }
     }
 }

@@ -1,0 +1,478 @@
+//! Names of drivers and the sources that they belong to.
+//!
+//! Owns the records of names in the checkpoint. Given what sources are, what their grants say and which claims there are, it says which source may
+//! serve under a name (`decide`). A source reserves its name before it is called for anything but its description, and binds it, durably, before
+//! it serves. Never calls a driver.
+
+mod decide;
+mod evidence;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+pub use self::decide::{Evidence, Fact, NameOwner, NameRefusal, SourceFacts};
+pub use self::evidence::{StoredSource, evidence};
+
+use self::decide::{Decision, Known, Presence, decide, presence};
+use super::{DriverView, Registry, State};
+use crate::checkpoint::{Change, Checkpoint};
+use crate::manager::claims::SharedClaimTable;
+use nodedock_base::clock::now_ms;
+use nodedock_model::{Caller, DriverKind, DriverName, NameRecord, NameSource, Problem, ProblemCode, limit};
+
+/// How long a source waits for what the files of others say. Grants are read at once; a directory that cannot be listed is not waited for.
+const NAME_WAIT: Duration = Duration::from_secs(5);
+
+/// Where names are durable, and the claims that hold them.
+pub struct NameStore {
+    pub checkpoint: Checkpoint,
+    pub claims: Arc<SharedClaimTable>,
+}
+
+/// What is known of names.
+pub(super) struct Names {
+    owners: BTreeMap<DriverName, Owner>,
+    /// Sources that are about to serve, by name, with their keys in the registry.
+    reserved: BTreeMap<DriverName, (NameSource, String)>,
+    facts: BTreeMap<String, SourceFacts>,
+    /// Until then, native plugins of which nothing is known may come.
+    plugins_awaited: Instant,
+}
+
+struct Owner {
+    owner: NameOwner,
+    is_durable: bool,
+}
+
+impl Default for Names {
+    fn default() -> Self {
+        let plugins_awaited = Instant::now() + limit::RESOURCE_GRACE;
+        Self { owners: BTreeMap::new(), reserved: BTreeMap::new(), facts: BTreeMap::new(), plugins_awaited }
+    }
+}
+
+/// A name that a source is about to serve under. No other source is, until it is dropped.
+pub struct NameReservation {
+    registry: Registry,
+    name: DriverName,
+    source: NameSource,
+    key: String,
+}
+
+/// Why a name was not bound.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum BindError {
+    #[error(transparent)]
+    Refused(#[from] NameRefusal),
+    #[error("it is a new name, and the checkpoint does not take its source: {0}")]
+    NotStored(Problem),
+}
+
+impl Names {
+    fn of(&mut self, key: &str) -> &mut SourceFacts {
+        self.facts.entry(key.to_owned()).or_insert_with(|| SourceFacts {
+            source: None,
+            grant: Fact::Nothing,
+            digest: Fact::Nothing,
+            described: None,
+        })
+    }
+
+    fn owner(&self, name: &DriverName) -> Option<&NameOwner> {
+        self.owners.get(name).map(|owner| &owner.owner)
+    }
+
+    /// Whether a name belongs to a source that is another than the one of a key.
+    fn is_of_another(&self, key: &str, name: &DriverName) -> bool {
+        match self.owner(name) {
+            Some(NameOwner::Source(owner)) => {
+                self.facts.get(key).is_some_and(|facts| facts.source.as_ref() != Some(owner))
+            }
+            _ => false,
+        }
+    }
+}
+
+impl State {
+    /// The state in which the source of a key requests a name; without a key, in which no source does.
+    fn known(&self, key: Option<&str>, name: &DriverName, has_claims: bool, is_listed: bool) -> Known<'_> {
+        let names = &self.names;
+        let is_other = |other: &str| Some(other) != key;
+        let others = names.facts.iter().filter(|(other, _)| is_other(other));
+        let reserved = names.reserved.get(name).filter(|(_, by)| is_other(by));
+        // Of a source whose new file describes another driver, the version before still serves.
+        let is_owner = |source: &str| is_other(source) && !names.is_of_another(source, name);
+        Known {
+            owner: names.owner(name),
+            has_claims,
+            others: others.map(|(_, facts)| facts).collect(),
+            is_served: self.serving.get(name).is_some_and(|instances| instances.any(is_owner)),
+            is_listed,
+            is_late: false,
+            plugins_may_come: Instant::now() < names.plugins_awaited,
+            reserved: reserved.map(|(source, _)| source),
+        }
+    }
+
+    fn decide(
+        &self,
+        key: &str,
+        name: &DriverName,
+        has_claims: bool,
+        is_listed: bool,
+        is_late: bool,
+    ) -> Decision {
+        let Some(facts) = self.names.facts.get(key) else { return Decision::Waits };
+        decide(name, facts, &Known { is_late, ..self.known(Some(key), name, has_claims, is_listed) })
+    }
+
+    /// Removes instances of a name that belongs to a source, if they are of others.
+    pub(super) fn evict_others(&mut self, key: &str, name: &DriverName) {
+        let Self { serving, names, .. } = self;
+        if names.owner(name).is_none() || names.is_of_another(key, name) {
+            return;
+        }
+        if let Some(instances) = serving.get_mut(name)
+            && !instances.retain(|source| !names.is_of_another(source, name))
+        {
+            serving.remove(name);
+        }
+    }
+
+    /// Forgets a source.
+    pub(super) fn forget_facts(&mut self, key: &str, kind: DriverKind) {
+        self.names.facts.remove(key);
+        if kind == DriverKind::Grpc {
+            self.names.plugins_awaited = Instant::now() + limit::RESOURCE_GRACE;
+        }
+    }
+}
+
+impl Registry {
+    /// Returns the registry with the names of the checkpoint. `unreadable`: names with records that cannot be read. `evidence`: what claims
+    /// say of names without a record.
+    #[must_use]
+    pub fn with_names(
+        self,
+        store: NameStore,
+        records: Vec<NameRecord>,
+        unreadable: impl IntoIterator<Item = String>,
+        evidence: BTreeMap<DriverName, Evidence>,
+    ) -> Self {
+        let mut state = self.0.state.write();
+        let owners = &mut state.names.owners;
+        let unreadable = unreadable.into_iter().filter_map(|name| DriverName::new(name).ok());
+        owners
+            .extend(unreadable.map(|name| (name, Owner { owner: NameOwner::Unreadable, is_durable: false })));
+        // What claims say is better than a record that cannot be read.
+        owners.extend(evidence.into_iter().map(|(name, evidence)| {
+            (name, Owner { owner: NameOwner::Evidence(evidence), is_durable: false })
+        }));
+        owners.extend(records.into_iter().filter_map(|record| {
+            let name = DriverName::new(&record.name).ok()?;
+            Some((name, Owner { owner: NameOwner::Source(record.source), is_durable: true }))
+        }));
+        drop(state);
+        let is_first = self.0.store.set(store).is_ok();
+        assert!(is_first, "the names are loaded once");
+        self
+    }
+
+    fn has_claims(&self, name: &DriverName) -> bool {
+        self.0.store.get().is_some_and(|store| store.claims.lock().has_claims_of(name))
+    }
+
+    /// Notes what a source is, and that what its files say is to be read, if it has files.
+    pub fn set_source(&self, key: &str, source: Option<NameSource>) {
+        let mut state = self.0.state.write();
+        let facts = state.names.of(key);
+        if facts.source != source {
+            *facts = SourceFacts { source, grant: Fact::Nothing, digest: Fact::Nothing, described: None };
+            if facts.source.as_ref().is_some_and(NameSource::is_wasm) {
+                (facts.grant, facts.digest) = (Fact::Unread, Fact::Unread);
+            }
+        }
+    }
+
+    /// Forgets what a source is: it is the source of no driver.
+    pub fn forget_source(&self, key: &str) {
+        self.0.state.write().names.facts.remove(key);
+    }
+
+    /// Notes the driver that a source's grant names. A grant that cannot be read names none.
+    pub fn set_granted_name(&self, key: &str, granted: Option<DriverName>) {
+        self.note_fact(key, |facts| facts.grant = granted.into());
+    }
+
+    /// Notes the digest of a source's file; `None`: it cannot be read.
+    pub fn set_read_digest(&self, key: &str, digest: Option<String>) {
+        self.note_fact(key, |facts| facts.digest = digest.into());
+    }
+
+    /// Notes the name that a source describes.
+    pub fn set_described(&self, key: &str, name: &DriverName) {
+        self.note_fact(key, |facts| facts.described = Some(name.clone()));
+    }
+
+    fn note_fact(&self, key: &str, change: impl FnOnce(&mut SourceFacts)) {
+        let mut state = self.0.state.write();
+        let Some(facts) = state.names.facts.get_mut(key) else { return };
+        let before = facts.clone();
+        change(facts);
+        let is_changed = *facts != before;
+        drop(state);
+        if is_changed {
+            self.names_changed();
+        }
+    }
+
+    fn names_changed(&self) {
+        self.0.freed.send_modify(|count| *count += 1);
+    }
+
+    /// Whether a source may serve under a name now.
+    pub fn may_have_name(&self, key: &str, name: &DriverName) -> bool {
+        let (has_claims, is_listed) = (self.has_claims(name), self.is_listed());
+        let decision = self.0.state.read().decide(key, name, has_claims, is_listed, false);
+        matches!(decision, Decision::Owns | Decision::Binds)
+    }
+
+    /// The source that a name belongs to, if it serves or served.
+    pub fn owner_of(&self, name: &DriverName) -> Option<NameSource> {
+        match self.0.state.read().names.owner(name) {
+            Some(NameOwner::Source(owner)) => Some(owner.clone()),
+            _ => None,
+        }
+    }
+
+    /// Reserves a name for a source, before it is called for anything but its description. Waits for what the files of other sources say.
+    pub async fn reserve_name(&self, key: &str, name: &DriverName) -> Result<NameReservation, NameRefusal> {
+        let (mut changes, until) = (self.freed_changes(), Instant::now() + NAME_WAIT);
+        loop {
+            changes.mark_unchanged();
+            let is_late = Instant::now() >= until;
+            match self.try_reserve(key, name, is_late) {
+                Err(NameRefusal::Undecided) if !is_late => {}
+                decided => return decided,
+            }
+            tokio::select! {
+                // Safe to drop, for both: the next round sees the change.
+                _ = changes.changed() => {}
+                () = tokio::time::sleep_until(until) => {}
+            }
+        }
+    }
+
+    /// Reserves a name, or refuses it at once.
+    fn try_reserve(
+        &self,
+        key: &str,
+        name: &DriverName,
+        is_late: bool,
+    ) -> Result<NameReservation, NameRefusal> {
+        let (has_claims, is_listed) = (self.has_claims(name), self.is_listed());
+        let mut state = self.0.state.write();
+        let decision = state.decide(key, name, has_claims, is_listed, is_late);
+        let source = state.names.facts.get(key).and_then(|facts| facts.source.clone());
+        let source = match (decision, source) {
+            (Decision::Owns, Some(source)) => source,
+            (Decision::Binds, Some(source)) => {
+                state.names.reserved.insert(name.clone(), (source.clone(), key.to_owned()));
+                source
+            }
+            (Decision::Refused(why), _) => return Err(why),
+            (Decision::Waits, _) | (_, None) => return Err(NameRefusal::Undecided),
+        };
+        drop(state);
+        Ok(NameReservation { registry: self.clone(), name: name.clone(), source, key: key.to_owned() })
+    }
+
+    /// Gives a name to a source for now. `bind_name` makes that durable.
+    pub fn hold_name(&self, key: &str, name: &DriverName) -> Result<(), NameRefusal> {
+        let (has_claims, is_listed) = (self.has_claims(name), self.is_listed());
+        let mut state = self.0.state.write();
+        let decision = state.decide(key, name, has_claims, is_listed, true);
+        let source = state.names.facts.get(key).and_then(|facts| facts.source.clone());
+        match (decision, source) {
+            (Decision::Owns, _) => Ok(()),
+            (Decision::Binds, Some(source)) => {
+                let owner = Owner { owner: NameOwner::Source(source), is_durable: false };
+                state.names.owners.insert(name.clone(), owner);
+                Ok(())
+            }
+            (Decision::Refused(why), _) => Err(why),
+            (Decision::Waits, _) | (_, None) => Err(NameRefusal::Undecided),
+        }
+    }
+
+    /// Makes a name the source's durably. Does nothing if it is already.
+    pub async fn bind_name(&self, key: &str, name: &DriverName) -> Result<(), BindError> {
+        let _writing = self.0.writing_names.lock().await;
+        let (has_claims, is_listed) = (self.has_claims(name), self.is_listed());
+        let source = {
+            let state = self.0.state.read();
+            let decision = state.decide(key, name, has_claims, is_listed, true);
+            let is_durable = state.names.owners.get(name).is_some_and(|owner| owner.is_durable);
+            match (decision, state.names.facts.get(key).and_then(|facts| facts.source.clone())) {
+                (Decision::Owns, _) if is_durable => return Ok(()),
+                (Decision::Owns | Decision::Binds, Some(source)) => source,
+                (Decision::Refused(why), _) => return Err(why.into()),
+                (Decision::Waits, _) | (_, None) => return Err(NameRefusal::Undecided.into()),
+            }
+        };
+        self.store_name(name, source, None).await.map_err(BindError::NotStored)
+    }
+
+    /// Writes the record of a name, and deletes those of names that belong to no source any more. The caller has the lock of the writes.
+    async fn store_name(
+        &self,
+        name: &DriverName,
+        source: NameSource,
+        by: Option<Caller>,
+    ) -> Result<(), Problem> {
+        let over = self.names_without_source(name);
+        if let Some(store) = self.0.store.get() {
+            let record = NameRecord::new(name.as_str(), source.clone(), now_ms(), by);
+            let mut changes = vec![Change::PutName(Arc::new(record))];
+            changes.extend(over.iter().map(|name| Change::DeleteName(NameRecord::key(name.as_str()))));
+            store.checkpoint.commit(changes).await.map_err(|error| error.problem())?;
+        }
+        let mut state = self.0.state.write();
+        let owners = &mut state.names.owners;
+        owners.retain(|name, _| !over.contains(name));
+        owners.insert(name.clone(), Owner { owner: NameOwner::Source(source.clone()), is_durable: true });
+        drop(state);
+        tracing::info!(driver = %name, %source, "the name of a driver belongs to a source");
+        self.names_changed();
+        Ok(())
+    }
+
+    /// Names whose source is gone and of which no claim is left, without `except`.
+    fn names_without_source(&self, except: &DriverName) -> BTreeSet<DriverName> {
+        let names: Vec<_> = self.0.state.read().names.owners.keys().cloned().collect();
+        let others = names.into_iter().filter(|name| name != except);
+        let claimed: Vec<_> = others.map(|name| (self.has_claims(&name), name)).collect();
+        let (state, is_listed) = (self.0.state.read(), self.is_listed());
+        let is_over = |(has_claims, name): &(bool, DriverName)| {
+            let known = state.known(None, name, *has_claims, is_listed);
+            known.owner.is_some_and(|owner| presence(owner, name, &known) == Presence::Gone)
+        };
+        claimed.into_iter().filter(is_over).map(|(_, name)| name).collect()
+    }
+
+    /// Gives a name to a source that describes it, by an operator's order: the source's key in the registry, or its file name without `.wasm`.
+    pub async fn assign_name(
+        &self,
+        name: &DriverName,
+        source: &str,
+        by: Caller,
+    ) -> Result<DriverView, Problem> {
+        let _writing = self.0.writing_names.lock().await;
+        let (key, assigned, before) = self.assignable(name, source)?;
+        let cause = by.to_string();
+        self.store_name(name, assigned, Some(by)).await?;
+        tracing::info!(target: "audit", driver = %name, source = key, by = cause, "driver name assigned");
+        if let Some(before) = before {
+            self.update(before.kind, &before.source, |view| {
+                view.note("name assigned to another source", &cause, 0, None);
+            });
+        }
+        let kind = self.view(&key)?.kind;
+        self.update(kind, &key, |view| view.note("name assigned", &cause, 0, None));
+        self.view(&key)
+    }
+
+    /// The key of a source to which a name can be assigned, the source, and the view of the source that serves under the name now.
+    fn assignable(
+        &self,
+        name: &DriverName,
+        wanted: &str,
+    ) -> Result<(String, NameSource, Option<DriverView>), Problem> {
+        let state = self.0.state.read();
+        let keys = [wanted.to_owned(), format!("{wanted}.wasm")];
+        let found = keys.into_iter().find_map(|key| Some((state.names.facts.get(&key)?, key)));
+        let Some((facts, key)) = found else {
+            let message = format!("there is no source {wanted:?}: `nodedock get drivers` lists them");
+            return Err(Problem::not_found(ProblemCode::DriverUnknown, message));
+        };
+        let source = facts.source.clone().filter(|_| facts.described.is_some());
+        let Some((source, described)) = source.zip(facts.described.as_ref()) else {
+            let message =
+                format!("{key} has not said yet which driver it is: `nodedock explain driver` says why");
+            return Err(Problem::unavailable(ProblemCode::DriverNotServing, message));
+        };
+        if described != name {
+            let message = format!("{key} describes the driver {described}, and not {name}");
+            return Err(Problem::invalid(ProblemCode::BadRequest, message));
+        }
+        if let Fact::Is(granted) = &facts.grant
+            && granted != name
+        {
+            let message = format!("the grant of {key} is for the driver {granted}: change `driver` there");
+            return Err(Problem::conflict(ProblemCode::DriverNameTaken, message));
+        }
+        let rival = |other: &&SourceFacts| {
+            other.source.as_ref() != Some(&source)
+                && matches!(&other.grant, Fact::Is(granted) if granted == name)
+        };
+        if let Some(rival) = state.names.facts.values().find(rival).and_then(|rival| rival.source.as_ref()) {
+            let message = format!(
+                "the grant of {rival} names the driver {name}, which decides: remove `driver` there first"
+            );
+            return Err(Problem::conflict(ProblemCode::DriverNameTaken, message));
+        }
+        let before = state.serving.get(name).map(|instances| instances.picked().source.clone());
+        let before = before.filter(|before| *before != key);
+        let before = before.and_then(|before| state.sources.get(&before).cloned());
+        Ok((key, source, before))
+    }
+}
+
+impl NameReservation {
+    pub fn source(&self) -> &NameSource {
+        &self.source
+    }
+
+    /// Makes the name the source's durably, before it serves.
+    pub async fn bind(&self) -> Result<(), BindError> {
+        self.registry.bind_name(&self.key, &self.name).await
+    }
+}
+
+impl Drop for NameReservation {
+    fn drop(&mut self) {
+        let mut state = self.registry.0.state.write();
+        let reserved = &mut state.names.reserved;
+        let is_own = reserved.get(&self.name).is_some_and(|(_, by)| *by == self.key);
+        if is_own {
+            reserved.remove(&self.name);
+        }
+        drop(state);
+        if is_own {
+            self.registry.names_changed();
+        }
+    }
+}
+
+/// Returns the problem of a source that may not serve under a name.
+pub fn name_problem(name: &DriverName, source: &str, why: &NameRefusal) -> Problem {
+    let order = match why {
+        NameRefusal::GrantOfAnother(_) => "change `driver` in its grant, or remove the file".to_owned(),
+        NameRefusal::Undecided => "it is tried again".to_owned(),
+        _ => format!(
+            "remove one of them, or give the name to this one: nodedock driver assign {name} {source}"
+        ),
+    };
+    let message =
+        format!("{source} describes the driver {name}, and does not serve: {why}. It is not called; {order}");
+    Problem::conflict(ProblemCode::DriverNameTaken, message)
+        .with("driver", name)
+        .with("source", source)
+        .with("owner", why.owner())
+}
