@@ -328,6 +328,18 @@ impl SysfsRoot {
                 }
             }
         }
+        self.block_devices_in_use(disks, node)
+    }
+
+    /// Why the node uses a block device, or a partition of it; `directory` is the device's, without links. A device that the daemon may not open
+    /// counts as used.
+    pub fn block_device_in_use(&self, directory: &str, node: NodeUse<'_>) -> Result<Option<String>, Problem> {
+        let mut disks = self.class_below("block", directory)?;
+        disks.extend(directory.rsplit('/').next().map(str::to_owned));
+        self.block_devices_in_use(disks, node)
+    }
+
+    fn block_devices_in_use(&self, disks: Vec<String>, node: NodeUse<'_>) -> Result<Option<String>, Problem> {
         if disks.is_empty() {
             return Ok(None);
         }

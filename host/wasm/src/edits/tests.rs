@@ -34,9 +34,14 @@ impl Scene {
         let effective = Effective::new(capabilities, &grant).unwrap();
         let files = FilesRoot::open(Path::new("/")).unwrap();
         let hardware = Hardware::of_node();
-        let sources = EditSources::of(&hardware);
-        Verifier { effective: &effective, dev: &self.dev, files: &files, sysfs: &self.sysfs, sources }
-            .edits(edits)
+        Verifier {
+            effective: &effective,
+            dev: &self.dev,
+            files: &files,
+            sysfs: &self.sysfs,
+            hardware: &hardware,
+        }
+        .edits(edits)
     }
 
     /// A program, in a directory that only root may write: not below /tmp.
