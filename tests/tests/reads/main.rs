@@ -28,12 +28,12 @@ static ALONE: Mutex<()> = Mutex::const_new(());
 
 /// Example drivers, with configs that offer what the machine has, and the devices that they then have.
 const DRIVERS: [(&str, &str, usize); 7] = [
-    ("device-nodes", "pools: [{name: all, paths: [\"/dev/dri/*\", \"/dev/tty*\"]}]", 2),
+    ("device-nodes", "pools: [{name: all, paths: [\"/dev/dri/*\", \"/dev/ttyUSB*\"]}]", 2),
     ("gpu", "{}", 2),
     ("pci", "{}", 4),
     ("sriov", "pools: [{name: vf, select: [{addresses: [\"*\"]}], vfs: 2, mode: vfio}]", 2),
     ("udev", "pools: [{name: serial, kind: serial}, {name: usb, kind: usb}]", 2),
-    ("vfio-pci", "pools: [{name: all, select: [{addresses: [\"*\"]}]}]", 3),
+    ("vfio-pci", "pools: [{name: all, select: [{addresses: [\"*\"]}]}]", 4),
     ("golden", "{}", 2),
 ];
 
