@@ -102,7 +102,7 @@ async fn a_broken_side_file_is_named_with_line_and_column_and_mending_it_is_enou
 }
 
 #[tokio::test]
-async fn of_two_files_with_one_name_the_first_serves_and_the_second_takes_over() {
+async fn of_two_files_with_one_name_the_second_takes_over_when_no_claim_is_left() {
     let daemon = with_gpus().await;
     daemon.copy_in("copy.grant.yaml", side_file(MOCK_GPU, "grant"));
     daemon.copy_in("copy.wasm", wasm(MOCK_GPU, Form::Component));
@@ -110,10 +110,10 @@ async fn of_two_files_with_one_name_the_first_serves_and_the_second_takes_over()
     assert_eq!(daemon.until_serving(MOCK_GPU_FILE).await.devices, 11);
 
     daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
+    assert_eq!(daemon.unprepare(&pod("one")).await, [("a".to_owned(), "unprepared".to_owned())]);
     daemon.take_out(MOCK_GPU_FILE);
     let taken_over = daemon.until_serving("copy.wasm").await;
     assert_eq!((taken_over.name.as_str(), taken_over.reason.as_str()), (MOCK_GPU_NAME, ""));
-    assert_eq!(daemon.unprepare(&pod("one")).await, [("a".to_owned(), "unprepared".to_owned())]);
 }
 
 #[tokio::test]

@@ -24,6 +24,7 @@ mod local_api;
 mod lost_checkpoint;
 mod main_job;
 mod metrics;
+mod names;
 mod packages;
 mod pod_resources;
 mod pods;
