@@ -361,8 +361,8 @@ async fn copies_of_our_files_are_strays() {
     std::fs::copy(home.path().join(&file.name), home.path().join("copy.yaml")).unwrap();
     dir.survey().await.unwrap();
     assert_eq!(dir.strays(), ["copy.yaml"]);
-    assert_eq!(dir.read("copy.yaml").await.unwrap().identity.unwrap().claim.uid.as_str(), "a");
-    assert_eq!(dir.read("never-there.yaml").await, None);
+    assert_eq!(dir.read("copy.yaml").await.unwrap().unwrap().identity.unwrap().claim.uid.as_str(), "a");
+    assert_eq!(dir.read("never-there.yaml").await.unwrap(), None);
     assert_eq!(file_of(&file.name), Some((driver(), Uid::new("a").unwrap())));
     for bad in ["copy.yaml", "gpu.example.com_a.json", "GPU_a.yaml", "gpu.example.com_.yaml"] {
         assert_eq!(file_of(bad), None, "{bad}");
