@@ -44,10 +44,9 @@ impl Registrations {
             let _ = serving.await;
         }
         // The directory stays: plugins watch it.
-        for entry in
-            std::fs::read_dir(&self.directory).context("read the directory of device plugins")?.flatten()
-        {
-            if entry.file_type().is_ok_and(|kind| kind.is_socket()) {
+        for entry in std::fs::read_dir(&self.directory).context("read the directory of device plugins")? {
+            let entry = entry?;
+            if entry.file_type()?.is_socket() {
                 std::fs::remove_file(entry.path()).context("remove a plugin's socket")?;
             }
         }

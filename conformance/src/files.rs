@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::io::Read;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
@@ -15,8 +15,8 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The containerEdits of each CDI device by its qualified name.
 pub(crate) fn cdi_devices(directory: &Path) -> Result<BTreeMap<String, Value>> {
     let mut devices = BTreeMap::new();
-    for entry in std::fs::read_dir(directory)?.flatten() {
-        let path = entry.path();
+    for entry in std::fs::read_dir(directory)? {
+        let path = entry?.path();
         let suffix = path.extension().and_then(|suffix| suffix.to_str()).unwrap_or_default();
         if !matches!(suffix, "json" | "yaml") {
             continue;
@@ -58,11 +58,13 @@ pub(crate) fn read(path: &Path) -> std::io::Result<String> {
 /// The sockets in a directory and below it.
 pub(crate) fn sockets(directory: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
+    // no error: a driver may remove its directory, and the caller looks again
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     paths.sort();
     for path in paths {
         let is_hidden = path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        // no error: it was removed just now
         let Ok(kind) = std::fs::symlink_metadata(&path).map(|found| found.file_type()) else { continue };
         if kind.is_socket() && !is_hidden {
             found.push(path);
@@ -77,7 +79,7 @@ pub(crate) fn sockets(directory: &Path) -> Vec<PathBuf> {
 pub(crate) fn empty(directory: &Path) -> Result<()> {
     for entry in std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))? {
         let path = entry?.path();
-        let removed = match path.is_dir() && !path.is_symlink() {
+        let removed = match std::fs::symlink_metadata(&path)?.is_dir() {
             true => std::fs::remove_dir_all(&path),
             false => std::fs::remove_file(&path),
         };
@@ -105,6 +107,11 @@ pub(crate) fn set_writable(directory: &Path, is_writable: bool) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Makes a directory with its parents, which only this user can write, whatever the umask is: the daemon refuses others.
+pub(crate) fn make_directory(path: &Path) -> std::io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path)
 }
 
 #[cfg(test)]

@@ -55,8 +55,8 @@ pub struct Program {
     pub command: Vec<String>,
     /// It offers the health service whether or not it has something to say, as the daemon does for every driver.
     pub health_may_be_silent: bool,
-    /// A directory below the root whose content each case gets from the one before, such as a cache of compiled code.
-    pub cache: Option<PathBuf>,
+    /// Directories and files below the root that each case gets from the one before, such as a cache of compiled code and its key.
+    pub kept: Vec<PathBuf>,
     /// Files to be there before it starts: the path below the root, and the content.
     pub files: Vec<(PathBuf, Vec<u8>)>,
 }
@@ -198,14 +198,16 @@ struct Nodes<'a> {
     options: &'a Options,
     /// That of a driver that runs already: it knows the API server that it was started with.
     shared: Option<TestNode>,
-    /// Has the program's cache between two cases.
+    /// Has what the program keeps between two cases.
     kept: TempDir,
 }
 
 impl<'a> Nodes<'a> {
     fn new(options: &'a Options) -> Result<Self> {
-        let kept =
-            tempfile::Builder::new().prefix("ndc-").tempdir().context("make a directory for a cache")?;
+        let kept = tempfile::Builder::new()
+            .prefix("ndc-")
+            .tempdir()
+            .context("make a directory for what the program keeps")?;
         Ok(Self { options, shared: None, kept })
     }
 
@@ -214,8 +216,8 @@ impl<'a> Nodes<'a> {
             return Ok(node);
         }
         let node = TestNode::new(self.options).await?;
-        if let Some(cache) = node.cache() {
-            move_directory(&self.kept.path().join("cache"), &cache)?;
+        for kept in node.kept_paths() {
+            move_path(&self.kept.path().join(kept), &node.root().join(kept))?;
         }
         Ok(node)
     }
@@ -228,8 +230,8 @@ impl<'a> Nodes<'a> {
             }
             Target::Program(_) => {
                 node.kill().await;
-                if let Some(cache) = node.cache() {
-                    move_directory(&cache, &self.kept.path().join("cache"))?;
+                for kept in node.kept_paths() {
+                    move_path(&node.root().join(kept), &self.kept.path().join(kept))?;
                 }
             }
         }
@@ -237,12 +239,12 @@ impl<'a> Nodes<'a> {
     }
 }
 
-/// Does nothing if there is no such directory.
-fn move_directory(from: &Path, to: &Path) -> Result<()> {
-    if !from.exists() {
+/// Does nothing if there is no such file or directory.
+fn move_path(from: &Path, to: &Path) -> Result<()> {
+    if !from.try_exists()? {
         return Ok(());
     }
-    std::fs::create_dir_all(to.parent().unwrap_or(to))?;
+    files::make_directory(to.parent().unwrap_or(to))?;
     std::fs::rename(from, to).with_context(|| format!("move {} to {}", from.display(), to.display()))
 }
 

@@ -124,6 +124,7 @@ impl Process {
             // One that has ended and was not waited for has none.
             let resident = resident.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
             usage.memory += resident.unwrap_or_default() << 10;
+            // no error: a process that has just ended has no numbers, and the caller says so
             usage.files += std::fs::read_dir(format!("/proc/{}/fd", pid.as_raw_nonzero())).ok()?.count();
         }
         (usage.memory > 0).then_some(usage)
@@ -179,6 +180,7 @@ struct Stat {
 }
 
 fn processes(is_meant: impl Fn(&Stat) -> bool) -> Vec<Pid> {
+    // no error: every Linux has it, and processes end while it is listed
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let pid = |entry: std::fs::DirEntry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?);
     entries.filter_map(pid).filter(|pid| stat(*pid).is_some_and(|stat| is_meant(&stat))).collect()
@@ -186,6 +188,7 @@ fn processes(is_meant: impl Fn(&Stat) -> bool) -> Vec<Pid> {
 
 /// proc(5): `PID (NAME) STATE PARENT GROUP …`; a name may have spaces and parentheses.
 fn stat(pid: Pid) -> Option<Stat> {
+    // no error: the process has ended
     let text = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).ok()?;
     let mut fields = text.rsplit_once(") ")?.1.split(' ').skip(1);
     let mut field = || Pid::from_raw(fields.next()?.parse().ok()?);

@@ -135,7 +135,7 @@ impl TestNode {
             node.api.kubeconfig(node.dir.path());
             for (path, content) in &program.files {
                 let path = node.dir.path().join(path);
-                std::fs::create_dir_all(path.parent().unwrap_or(&path))?;
+                files::make_directory(path.parent().unwrap_or(&path))?;
                 std::fs::write(&path, content).with_context(|| format!("write {}", path.display()))?;
             }
             node.registrations.serve().await?;
@@ -479,6 +479,7 @@ impl TestNode {
         let time = self.options.slices_timeout;
         let slices = self
             .slices_until(&plugin.name, time, |slices| is_complete(slices) && !devices(slices).is_empty());
+        // no error: without slices there is no device, which is an error
         let devices = devices(&slices.await.unwrap_or_default());
         ensure!(
             !devices.is_empty(),
@@ -530,10 +531,13 @@ impl TestNode {
         files::cdi_devices(&self.cdi())
     }
 
-    /// The directory of the program's cache.
-    pub(crate) fn cache(&self) -> Option<PathBuf> {
-        let cache = self.program().ok()?.cache.as_ref()?;
-        Some(self.dir.path().join(cache))
+    /// What the next case gets of the program's files, below the root.
+    pub(crate) fn kept_paths(&self) -> &[PathBuf] {
+        self.program().map_or(&[], |program| &program.kept)
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        self.dir.path()
     }
 
     /// Unprepares the claims of a case with a driver that lives on, as far as time allows, and forgets what was exchanged.

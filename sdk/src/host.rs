@@ -9,7 +9,7 @@ use std::str::FromStr;
 use crate::testing::FakeHost as Backend;
 #[cfg(target_family = "wasm")]
 use crate::wasm::Imports as Backend;
-use crate::{ClaimRecord, NodeKind, Problem, ProblemKind};
+use crate::{ClaimRecord, NodeKind, Problem};
 
 /// Handle to the host. On the node its methods call the host; in tests they call a [`FakeHost`](crate::testing::FakeHost), whose
 /// `fake.host()` creates the handle.
@@ -121,8 +121,9 @@ impl Log<'_> {
 /// Files below `/sys`. Paths are relative to `/sys`. They must match what the driver requested and the operator granted. The host
 /// follows links; the grant must cover the path as given.
 ///
-/// All methods fail with `denied` for a path without a grant, with `not-found` if nothing exists there, and with `unavailable` if
-/// the kernel has no value now.
+/// All methods fail with `denied` for a path without a grant, with `not-found` if nothing exists there, and with `unavailable` if the
+/// kernel has no value now (code `no-value`: a link that is down, a device that is being removed) or the read failed (any other code). A
+/// read that failed says nothing about the node: a discovery returns the problem, and the host keeps the last inventory.
 ///
 /// ```
 /// use nodedock_sdk::testing::FakeHost;
@@ -183,7 +184,8 @@ impl Sysfs<'_> {
     ///
     /// # Errors
     ///
-    /// As for all methods; `invalid` for an invalid glob.
+    /// As for all methods; `invalid` for an invalid glob. A directory that does not exist has no paths; one that cannot be read is an
+    /// error.
     pub fn glob(&self, pattern: &str) -> Result<Vec<String>, Problem> {
         self.0.sysfs_glob(pattern)
     }
@@ -192,7 +194,7 @@ impl Sysfs<'_> {
     ///
     /// # Errors
     ///
-    /// As for `read`, except for `not-found` and `io-error`.
+    /// As for `read`, except for `not-found` and `no-value`: a read that failed is an error.
     pub fn find(&self, path: &str) -> Result<Option<String>, Problem> {
         present(self.read(path))
     }
@@ -202,7 +204,7 @@ impl Sysfs<'_> {
     ///
     /// # Errors
     ///
-    /// As for `read_link`, except for these, `not-found` and `io-error`.
+    /// As for `read_link`, except for these, `not-found` and `no-value`.
     pub fn find_link(&self, path: &str) -> Result<Option<String>, Problem> {
         match self.read_link(path) {
             Err(problem) if matches!(problem.code.as_str(), "not-a-link" | "outside-sysfs") => Ok(None),
@@ -233,7 +235,7 @@ impl Sysfs<'_> {
 fn present<T>(result: Result<T, Problem>) -> Result<Option<T>, Problem> {
     match result {
         Ok(value) => Ok(Some(value)),
-        Err(problem) if problem.kind == ProblemKind::NotFound || problem.code == "io-error" => Ok(None),
+        Err(problem) if problem.is_absent() => Ok(None),
         Err(problem) => Err(problem),
     }
 }
@@ -280,7 +282,7 @@ impl DeviceNodes<'_> {
     ///
     /// # Errors
     ///
-    /// `denied` for a glob without a grant, `invalid` for an invalid glob.
+    /// `denied` for a glob without a grant, `invalid` for an invalid glob, `unavailable` if a directory or a node could not be read.
     pub fn glob(&self, pattern: &str) -> Result<Vec<NodeInfo>, Problem> {
         self.0.device_nodes_glob(pattern)
     }
@@ -320,7 +322,8 @@ pub struct FileInfo {
 /// Files of the node outside `/sys` and `/dev`, granted by globs, within the host's ceiling: `/proc/driver`, `/usr/lib*`, `/opt` and a
 /// few more. Paths are absolute. Only files that root owns and everyone may read.
 ///
-/// All methods fail with `denied` for a path without a grant or beyond the ceiling, and with `not-found` if nothing exists there.
+/// All methods fail with `denied` for a path without a grant or beyond the ceiling, with `not-found` if nothing exists there, and with
+/// `unavailable` if the read failed.
 ///
 /// ```
 /// use nodedock_sdk::testing::FakeHost;
@@ -350,7 +353,7 @@ impl HostFiles<'_> {
     ///
     /// # Errors
     ///
-    /// As for `read`, except for `not-found` and `unavailable`.
+    /// As for `read`, except for `not-found`.
     pub fn find(&self, path: &str) -> Result<Option<String>, Problem> {
         present(self.read(path))
     }
@@ -368,7 +371,7 @@ impl HostFiles<'_> {
     ///
     /// # Errors
     ///
-    /// `denied` for a glob without a grant, `invalid` for an invalid glob.
+    /// `denied` for a glob without a grant, `invalid` for an invalid glob, `unavailable` if a directory or a file could not be read.
     pub fn glob(&self, pattern: &str) -> Result<Vec<FileInfo>, Problem> {
         self.0.host_files_glob(pattern)
     }

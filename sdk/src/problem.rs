@@ -4,6 +4,9 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
+/// The host's code for an attribute that has no value at the moment.
+const NO_VALUE: &str = "no-value";
+
 /// Kind of a [`Problem`], which decides whether the host retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ProblemKind {
@@ -108,6 +111,20 @@ impl Problem {
     /// A defect of the driver.
     pub fn internal(code: impl Into<String>, message: impl Into<String>) -> Self {
         Self::new(ProblemKind::Internal, code, message)
+    }
+
+    /// Returns whether a read of the host found nothing: the file does not exist, or the kernel has no value now (`no-value`). Any other
+    /// problem of a read says nothing about the node. A discovery returns it, and the host keeps the last inventory.
+    ///
+    /// ```
+    /// use nodedock_sdk::Problem;
+    ///
+    /// assert!(Problem::not_found("no-such-path", "/sys/class/net/eth9 does not exist").is_absent());
+    /// assert!(Problem::unavailable("no-value", "the kernel has no value of /sys/class/net/eth0/speed now").is_absent());
+    /// assert!(!Problem::unavailable("io-error", "/sys/class/net/eth0/mtu: Cannot allocate memory").is_absent());
+    /// ```
+    pub fn is_absent(&self) -> bool {
+        self.kind == ProblemKind::NotFound || self.code == NO_VALUE
     }
 
     /// Sets the delay of the retry in whole milliseconds, at most 49 days.

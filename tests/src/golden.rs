@@ -1,7 +1,7 @@
 //! The same small driver in several languages: which files there are, and a sandbox that looks at them without a daemon.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use nodedock_model::{
     OpaqueConfig, PoolName, Uid,
 };
 use nodedock_wasm::{
-    CompileBounds, Compiler, DriverFile, LoadError, Profile, WasmDriver, WasmHost, WasmSettings,
+    CachePaths, CompileBounds, Compiler, DriverFile, LoadError, Profile, WasmDriver, WasmHost, WasmSettings,
 };
 use serde_json::Value;
 
@@ -69,9 +69,9 @@ fn dir() -> PathBuf {
     places::drivers().with_file_name(GOLDEN)
 }
 
-/// The directory of compiled drivers that all tests of a build share: some take tens of seconds to compile.
-pub fn cache() -> PathBuf {
-    dir().join("compiled")
+/// The compiled drivers that all tests of a build share, and their key: some take tens of seconds to compile.
+pub fn cache() -> CachePaths {
+    CachePaths::inside(&dir().join("compiled"))
 }
 
 /// What became of a file when it was compiled.
@@ -87,8 +87,9 @@ impl Spent {
     /// As the compiler says it behind the code in the shared cache.
     pub fn on(bytes: &[u8]) -> Self {
         let digest = sha256(bytes);
-        let entries =
-            std::fs::read_dir(cache()).expect("read the cache").map(|entry| entry.expect("read the cache"));
+        let entries = std::fs::read_dir(cache().directory)
+            .expect("read the cache")
+            .map(|entry| entry.expect("read the cache"));
         let of_file = entries.filter(|entry| {
             let name = entry.file_name().to_string_lossy().into_owned();
             name.starts_with(&digest) && name.ends_with(".cwasm")
@@ -146,9 +147,9 @@ impl PreparedClaims for Claims {
 }
 
 /// A sandbox on this machine that compiles in processes of the built program.
-pub fn settings(cache: Option<&Path>) -> WasmSettings {
+pub fn settings(cache: Option<CachePaths>) -> WasmSettings {
     WasmSettings {
-        cache_dir: cache.map(Into::into),
+        cache,
         compiler: Compiler::Process { program: places::nodedock(), bounds: CompileBounds::default() },
         hardware: Hardware::of_node(),
         node: NodeFacts { name: "node-1".to_owned(), boot_id: "boot-1".to_owned() },
@@ -166,7 +167,7 @@ pub struct Bench {
 
 impl Bench {
     /// Compiled drivers are kept in `cache`, if there is one.
-    pub fn new(cache: Option<&Path>) -> Self {
+    pub fn new(cache: Option<CachePaths>) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory");
         let (sys, dev) = (dir.path().join("sys"), dir.path().join("dev"));
         let cpus = sys.join(CPUS);

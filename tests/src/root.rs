@@ -62,7 +62,9 @@ impl Root {
 
     /// Puts the daemon's own directory on a small file system in memory. The error says in one line why it cannot be.
     pub fn mount_state(&mut self, options: &str) -> Result<(), String> {
-        self.mounted.push(Mounted::Tmpfs(Tmpfs::mount(&self.state(), options)?));
+        // Without a mode every user may write there.
+        let options = format!("mode=700,{options}");
+        self.mounted.push(Mounted::Tmpfs(Tmpfs::mount(&self.state(), &options)?));
         std::fs::create_dir(self.drivers()).map_err(|error| error.to_string())
     }
 

@@ -1,5 +1,6 @@
-//! Checks the format, the lints, the words and the published packages of the workspace.
+//! Checks the format, the lints, the words, the errors that code drops and the published packages of the workspace.
 
+mod swallowed;
 mod words;
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -15,6 +16,7 @@ const WORDS: &str = "xtask/words.txt";
 
 pub(crate) fn run(workspace: &Workspace) -> Result<()> {
     check_words(workspace)?;
+    check_reads(workspace)?;
     shell::run(workspace.cargo().args(["fmt", "--all", "--", "--check"]))?;
     shell::run(workspace.cargo().args(["clippy", "--workspace", "--all-targets"]).args(CLIPPY_RULES))?;
     // The program as it is shipped: without fail points, and without what only tests and fuzzing use.
@@ -56,6 +58,25 @@ fn check_words(workspace: &Workspace) -> Result<Report> {
     let unused = report.unused(&rules);
     ensure!(unused.is_empty(), "rules of {WORDS} that allow nothing and can be removed: lines {unused:?}");
     Ok(report)
+}
+
+/// Checks that no read that failed looks like nothing.
+pub(crate) fn check_reads(workspace: &Workspace) -> Result<()> {
+    let mut findings = Vec::new();
+    for path in tracked_files(workspace)?.into_iter().filter(|path| swallowed::is_production(path)) {
+        let file = workspace.root.join(&path);
+        if file.try_exists()? {
+            let text = std::fs::read_to_string(file).with_context(|| format!("reading {path}"))?;
+            findings.extend(swallowed::findings(&path, &text));
+        }
+    }
+    let findings: Vec<_> = findings.iter().map(ToString::to_string).collect();
+    ensure!(
+        findings.is_empty(),
+        "reads whose failure looks like nothing; return the error, or say in `// no error: WHY` why it is none:\n{}",
+        findings.join("\n")
+    );
+    Ok(())
 }
 
 /// Returns the files of the repository, new ones included, without the rules themselves and lock files.

@@ -121,7 +121,7 @@ async fn damaged(node: &mut TestNode, damage: impl Fn(&Path) -> Result<()>) -> R
     let claim = node.claim(&plugin, &devices[0]);
     plugin.client.prepare(&claim).await?;
     node.kill().await;
-    let files = files(&node.state());
+    let files = files(&node.state())?;
     if files.is_empty() {
         return Ok(Outcome::NotDeclared("it keeps no file in its state directory".to_owned()));
     }
@@ -162,6 +162,7 @@ async fn state_read_only(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
         return Ok(Outcome::NotDeclared(why));
     }
     let answer = match node.registered_or_ended().await.context("with a state directory that is read-only")? {
+        // no error: the case is about what the driver answers afterwards
         Some(plugin) => plugin.client.prepare(&claim).await.unwrap_or_default(),
         None => Vec::new(),
     };
@@ -192,14 +193,16 @@ async fn state_gone(node: &mut TestNode, _: &Facts) -> Result<Outcome> {
 }
 
 /// The regular files in a directory and below it.
-fn files(directory: &Path) -> Vec<PathBuf> {
+fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
-    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
-        match entry.file_type() {
-            Ok(kind) if kind.is_dir() => found.extend(files(&entry.path())),
-            Ok(kind) if kind.is_file() => found.push(entry.path()),
-            _ => {}
+    for entry in std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        if kind.is_dir() {
+            found.extend(files(&entry.path())?);
+        } else if kind.is_file() {
+            found.push(entry.path());
         }
     }
-    found
+    Ok(found)
 }

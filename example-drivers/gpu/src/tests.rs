@@ -330,9 +330,12 @@ fn a_gpu_or_an_instance_that_vanished_since_its_discovery_is_not_found() {
 }
 
 #[test]
-fn a_gpu_that_vanishes_while_it_is_read_is_left_out() {
+fn a_gpu_that_vanishes_is_left_out_and_a_read_that_fails_is_an_error() {
     let node = node();
-    let gone = Problem::unavailable("io-error", "no such device or address");
+    let failed = Problem::unavailable("io-error", "no memory");
+    node.fake().fail("bus/pci/devices/0000:3b:00.0/vendor", failed.clone());
+    assert_eq!(node.discover(), Err(failed));
+    let gone = Problem::unavailable("no-value", "no such device or address");
     node.fake().fail("bus/pci/devices/0000:3b:00.0/vendor", gone);
     assert_eq!(names(&node.discover().unwrap(), 0), ["0000-00-02-0", "0000-81-00-0"]);
 }

@@ -172,12 +172,13 @@ fn what_is_gone_or_not_offered_is_not_found() {
 }
 
 #[test]
-fn a_function_that_vanishes_while_it_is_read_is_left_out() {
+fn a_function_that_vanishes_is_left_out_and_a_read_that_fails_is_an_error() {
     let node = node();
-    node.fake().fail(
-        "bus/pci/devices/0000:3b:00.0/class",
-        Problem::unavailable("io-error", "no such device or address"),
-    );
+    let failed = Problem::unavailable("io-error", "no memory");
+    node.fake().fail("bus/pci/devices/0000:3b:00.0/class", failed.clone());
+    assert_eq!(node.discover(), Err(failed));
+    let gone = Problem::unavailable("no-value", "no such device or address");
+    node.fake().fail("bus/pci/devices/0000:3b:00.0/class", gone);
     assert_eq!(node.discover().unwrap().pools[0].devices.len(), 1);
 }
 

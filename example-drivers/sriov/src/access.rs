@@ -71,7 +71,10 @@ fn interface(host: &Host, address: &Address, journal: &Journal) -> Result<Interf
 }
 
 fn no_interface(host: &Host, address: &Address) -> Problem {
-    let driver = kernel_driver(host, address).ok().flatten();
+    let driver = match kernel_driver(host, address) {
+        Ok(driver) => driver,
+        Err(problem) => return problem,
+    };
     let driver = driver.map_or("no kernel driver".to_owned(), |driver| format!("kernel driver {driver}"));
     let message = format!("virtual function {address} has {driver} and no network interface yet");
     Problem::unavailable("no-interface", message).retry_after(RETRY)

@@ -1,7 +1,7 @@
 //! Reads from sysfs while devices come and go.
 //!
 //! A name must not depend on whether a read succeeds: a device is left out while the kernel has no value of one of its files. Only a file
-//! that does not exist is a fact about the device.
+//! that does not exist is a fact about the device. A read that failed is an error of the whole discovery.
 
 use nodedock_sdk::{Problem, ProblemKind};
 
@@ -17,7 +17,7 @@ pub(crate) fn optional<T>(read: Result<T, Problem>) -> Result<Option<T>, Problem
 /// Returns `None` for a device that disappears while it is read.
 pub(crate) fn whole_device<T>(read: Result<Option<T>, Problem>) -> Result<Option<T>, Problem> {
     match read {
-        Err(problem) if matches!(problem.kind, ProblemKind::NotFound | ProblemKind::Unavailable) => Ok(None),
+        Err(problem) if problem.is_absent() => Ok(None),
         read => read,
     }
 }

@@ -566,7 +566,7 @@ fn a_node_that_belongs_to_another_device_by_now_is_unavailable() {
 }
 
 #[test]
-fn a_device_that_disappears_while_it_is_read_is_left_out() {
+fn a_device_that_disappears_is_left_out_and_a_read_that_fails_is_an_error() {
     for path in [
         "bus/usb/devices/1-2.3",
         "bus/usb/devices/1-2.3/idVendor",
@@ -578,7 +578,10 @@ fn a_device_that_disappears_while_it_is_read_is_left_out() {
         "class/tty/ttyUSB0/type",
     ] {
         let node = full_node();
-        node.fake().fail(path, Problem::unavailable("io-error", "no such device"));
+        let failed = Problem::unavailable("io-error", "no memory");
+        node.fake().fail(path, failed.clone());
+        assert_eq!(node.discover(), Err(failed), "{path}");
+        node.fake().fail(path, Problem::unavailable("no-value", "no such device"));
         let inventory = node.discover().unwrap();
         let serial = names(&inventory, "serial");
         assert_eq!(serial.len(), 8, "{path}: {serial:?}");

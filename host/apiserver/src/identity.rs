@@ -9,7 +9,8 @@ use tokio_rustls::rustls::{self, ServerConfig};
 
 /// The names in the certificate: a client may use any of them.
 const NAMES: [&str; 3] = ["127.0.0.1", "::1", "localhost"];
-const NAME: &str = "nodedock";
+/// The name of everything in a kubeconfig.
+pub const KUBECONFIG_NAME: &str = "nodedock";
 
 /// An identity that cannot be made or read.
 #[derive(Debug, thiserror::Error)]
@@ -51,7 +52,7 @@ impl Identity {
     pub fn generate() -> Result<Self, IdentityError> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::new(NAMES.map(str::to_owned).to_vec())?;
-        params.distinguished_name.push(DnType::CommonName, NAME);
+        params.distinguished_name.push(DnType::CommonName, KUBECONFIG_NAME);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
         let certificate_pem = params.self_signed(&key)?.pem();
         let token =
@@ -83,10 +84,10 @@ pub fn kubeconfig(server_url: &str, identity: &Identity) -> String {
     let config = json!({
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{ "name": NAME, "cluster": cluster }],
-        "users": [{ "name": NAME, "user": { "token": identity.token } }],
-        "contexts": [{ "name": NAME, "context": { "cluster": NAME, "user": NAME, "namespace": "default" } }],
-        "current-context": NAME,
+        "clusters": [{ "name": KUBECONFIG_NAME, "cluster": cluster }],
+        "users": [{ "name": KUBECONFIG_NAME, "user": { "token": identity.token } }],
+        "contexts": [{ "name": KUBECONFIG_NAME, "context": { "cluster": KUBECONFIG_NAME, "user": KUBECONFIG_NAME, "namespace": "default" } }],
+        "current-context": KUBECONFIG_NAME,
     });
     format!("{config:#}\n")
 }

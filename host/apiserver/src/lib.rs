@@ -16,6 +16,7 @@ mod identity;
 mod merge;
 mod negotiate;
 mod openapi;
+mod peer;
 mod protobuf;
 mod reads;
 mod resources;
@@ -28,6 +29,7 @@ mod server;
 mod state;
 pub mod status;
 mod storage;
+mod strangers;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -37,7 +39,7 @@ mod writes;
 mod yaml;
 
 pub use discovery::{discovered_group, discovered_resources};
-pub use identity::{Identity, IdentityError, kubeconfig};
+pub use identity::{Identity, IdentityError, KUBECONFIG_NAME, kubeconfig};
 pub use protobuf::{CONTENT_TYPE as PROTOBUF, to_json as protobuf_to_json};
 pub use resources::{DRA_GROUP, EVENTS_GROUP, Resource, resource, resources};
 pub use respond::Body;

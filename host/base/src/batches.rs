@@ -99,7 +99,7 @@ impl<S: Serve> Batches<S> {
         &self,
         request: impl FnOnce() -> Option<(L, S::Request)>,
     ) -> Option<S::Outcome> {
-        // It is never closed.
+        // no error: it is never closed
         let _slot = self.0.slots.acquire().await.ok()?;
         let entered = {
             let (_lock, request) = request()?;
@@ -124,6 +124,7 @@ impl<S: Serve> Entered<S> {
     pub async fn outcome(self) -> Option<S::Outcome> {
         match self {
             Self::First(leader) => leader.lead(),
+            // no error: `None` says that the leader was dropped
             Self::Waiting(waiting) => match waiting.0.await.ok()? {
                 Turn::Done(outcome) => Some(outcome),
                 Turn::Lead(leader) => leader.lead(),

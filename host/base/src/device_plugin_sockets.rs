@@ -3,6 +3,7 @@
 //! Emits all sockets of the directory whenever one is created, removed or replaced. Never connects to a socket and never deletes one.
 
 use std::collections::BTreeMap;
+use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use crate::error::chain;
+use crate::file;
 use crate::tasks::Tasks;
 use crate::watched::{self, Directory};
 use nodedock_model::limit;
@@ -42,10 +44,17 @@ pub async fn follow(directory: PathBuf, tasks: Tasks, seen: watch::Sender<Arc<So
         .await;
 }
 
-/// Returns the current socket at a path, without following links; `None` if there is none.
+/// Returns the current socket at a path, without following links; `None` if there is none, or if that is unknown.
 pub fn socket_id(path: &Path) -> Option<SocketId> {
-    let found = std::fs::symlink_metadata(path).ok().filter(|found| found.file_type().is_socket())?;
-    Some(SocketId { device: found.dev(), inode: found.ino(), made: found.modified().ok()? })
+    // no error: a socket that cannot be looked at is not the one that is compared with
+    look(path).ok().flatten()
+}
+
+fn look(path: &Path) -> io::Result<Option<SocketId>> {
+    let found = file::symlink_metadata(path)?.filter(|found| found.file_type().is_socket());
+    let id =
+        |found: Metadata| Ok(SocketId { device: found.dev(), inode: found.ino(), made: found.modified()? });
+    found.map(id).transpose()
 }
 
 struct PluginDirectory {
@@ -61,10 +70,10 @@ impl PluginDirectory {
         for entry in std::fs::read_dir(&self.directory)?.take(limit::REGISTRY_ENTRIES_MAX) {
             let entry = entry?;
             let Ok(name) = entry.file_name().into_string() else { continue };
-            found.extend(socket_id(&entry.path()).map(|id| (name, id)));
+            found.extend(look(&entry.path())?.map(|id| (name, id)));
         }
         // Other entries do not matter.
-        let kubelet = socket_id(&self.directory.join(KUBELET_SOCKET));
+        let kubelet = look(&self.directory.join(KUBELET_SOCKET))?;
         found.extend(kubelet.map(|id| (KUBELET_SOCKET.to_owned(), id)));
         Ok(found)
     }

@@ -1,5 +1,5 @@
-//! Points where a test crashes the daemon: at once, without unwinding, flushing or closing anything. Without the feature
-//! `failpoints`, which no shipped build enables, they do nothing.
+//! Points where a test crashes the daemon, at once, without unwinding, flushing or closing anything, and system calls that a test lets
+//! fail. Without the feature `failpoints`, which no shipped build enables, they do nothing.
 
 use strum::{IntoStaticStr, VariantArray};
 
@@ -136,6 +136,47 @@ mod armed {
 
 #[cfg(feature = "failpoints")]
 pub use armed::{Armed, arm, pass};
+
+/// Lets one system call of [`beneath`](crate::beneath) fail.
+#[cfg(feature = "failpoints")]
+mod failing {
+    use parking_lot::Mutex;
+    use rustix::io::Errno;
+
+    static CALLS: Mutex<(usize, Option<(usize, Errno)>)> = Mutex::new((0, None));
+
+    /// Counts calls from 0, and fails the one of this number.
+    pub fn fail_system_call(number: usize, errno: Errno) {
+        *CALLS.lock() = (0, Some((number, errno)));
+    }
+
+    /// Returns the number of calls since the last `fail_system_call`; no more call fails.
+    pub fn system_calls() -> usize {
+        let mut calls = CALLS.lock();
+        calls.1 = None;
+        calls.0
+    }
+
+    pub fn system_call() -> rustix::io::Result<()> {
+        let mut calls = CALLS.lock();
+        let number = calls.0;
+        calls.0 += 1;
+        match calls.1 {
+            Some((failing, errno)) if failing == number => Err(errno),
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(feature = "failpoints")]
+pub use failing::{fail_system_call, system_call, system_calls};
+
+/// Passed before each system call that may fail.
+#[cfg(not(feature = "failpoints"))]
+#[inline(always)]
+pub fn system_call() -> rustix::io::Result<()> {
+    Ok(())
+}
 
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]

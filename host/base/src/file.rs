@@ -1,6 +1,6 @@
-//! Files that are replaced as a whole.
+//! Files that are replaced as a whole, and what is at a path: nothing, something, or an error.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -20,6 +20,40 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     File::open(directory_of(path))?.sync_all()
 }
 
+/// What a path leads to; `None` where nothing is. Unlike `Path::is_file`, a look that fails is an error.
+pub fn metadata(path: &Path) -> io::Result<Option<Metadata>> {
+    found(std::fs::metadata(path))
+}
+
+/// What is at a path, without following a link; `None` where nothing is.
+pub fn symlink_metadata(path: &Path) -> io::Result<Option<Metadata>> {
+    found(std::fs::symlink_metadata(path))
+}
+
+/// As `metadata`; `None` also for a link in a circle, and where this process may not look.
+pub fn reachable(path: &Path) -> io::Result<Option<Metadata>> {
+    let is_loop = |error: &io::Error| error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
+    match metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied || is_loop(&error) => Ok(None),
+        found => found,
+    }
+}
+
+/// Whether a path leads to a regular file.
+pub fn is_file(path: &Path) -> io::Result<bool> {
+    Ok(metadata(path)?.is_some_and(|found| found.is_file()))
+}
+
+fn found(found: io::Result<Metadata>) -> io::Result<Option<Metadata>> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// The directory that a file is in: of a name alone the current one.
 pub fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))
@@ -30,6 +64,24 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
+
+    #[test]
+    fn nothing_at_a_path_is_told_from_a_look_that_fails() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        std::fs::write(path("file"), "").unwrap();
+        symlink("loop", path("loop")).unwrap();
+        symlink("nowhere", path("dangling")).unwrap();
+        assert!(is_file(&path("file")).unwrap() && !is_file(directory.path()).unwrap());
+        for nothing in ["none", "none/below", "file/below", "dangling"] {
+            assert!(metadata(&path(nothing)).unwrap().is_none(), "{nothing}");
+            assert!(!is_file(&path(nothing)).unwrap(), "{nothing}");
+        }
+        assert!(symlink_metadata(&path("dangling")).unwrap().is_some());
+        let (failed, unreachable) = (metadata(&path("loop")), reachable(&path("loop")));
+        assert!(failed.is_err() && is_file(&path("loop")).is_err(), "{failed:?}");
+        assert!(unreachable.unwrap().is_none());
+    }
 
     #[test]
     fn a_name_alone_is_in_the_current_directory() {

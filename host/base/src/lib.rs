@@ -1,12 +1,14 @@
-//! Shared basics: tasks and drain, time, backoff, locks by key, Unix sockets, error chains, conditions, counters, fail points.
+//! Shared basics: tasks and drain, time, backoff, locks by key, Unix sockets, directories, error chains, conditions, counters, fail points.
 
 pub mod backoff;
 pub mod batches;
+pub mod beneath;
 pub mod changes;
 pub mod clock;
 pub mod conditions;
 pub mod descriptors;
 pub mod device_plugin_sockets;
+pub mod directories;
 pub mod error;
 pub mod failpoint;
 pub mod file;
@@ -15,12 +17,14 @@ pub mod listeners;
 pub mod locks;
 pub mod memory;
 pub mod metrics;
+pub mod own_sockets;
 pub mod printable;
 pub mod process;
 pub mod rate;
 pub mod request;
 pub mod socket;
 pub mod tasks;
+pub mod tcp;
 pub mod users;
 pub mod watched;
 mod words;

@@ -19,6 +19,7 @@ use tokio::net::UnixListener;
 use crate::descriptors::{self, Received};
 use crate::device_plugin_sockets::{SocketId, socket_id};
 use crate::error::chain;
+use crate::own_sockets;
 use crate::socket::{BindError, bind_by};
 
 /// Set by the process that restarts this one: standard input is a socket to it.
@@ -161,6 +162,7 @@ impl Listeners {
         let listener = std::os::unix::net::UnixListener::from(kept.listener.try_clone()?);
         listener.set_nonblocking(true)?;
         let id = kept.id;
+        own_sockets::add(path);
         Ok(Some(Opened { listener: UnixListener::from_std(listener)?, id, adopted: true }))
     }
 

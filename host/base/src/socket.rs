@@ -9,6 +9,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio_util::io::InspectReader;
 use tonic::transport::{Channel, Endpoint, Uri};
 
+use crate::own_sockets::{self, FindError, OtherSocket};
 use nodedock_model::limit::SOCKET_PATH_BYTES_MAX;
 
 /// Bytes of the headers of a plugin's response: they contain an error's text, and a longer one would end the call without the text.
@@ -49,14 +50,18 @@ pub async fn bind_by(path: &Path, temporary: &Path) -> Result<UnixListener, Bind
     let listener = UnixListener::bind(temporary).map_err(io)?;
     std::fs::set_permissions(temporary, PermissionsExt::from_mode(0o600)).map_err(io)?;
     std::fs::rename(temporary, path).map_err(io)?;
+    own_sockets::add(path);
     Ok(listener)
 }
 
 /// Removes a socket, whatever process has it open. A file that is not a socket stays.
 pub fn remove(path: &Path) -> Result<(), BindError> {
     use std::os::unix::fs::FileTypeExt;
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
-    let removed = if is_socket { std::fs::remove_file(path) } else { Ok(()) };
+    let found = crate::file::symlink_metadata(path);
+    let removed = found.and_then(|found| match found.is_some_and(|found| found.file_type().is_socket()) {
+        true => std::fs::remove_file(path),
+        false => Ok(()),
+    });
     removed.map_err(|source| BindError::Io { path: path.to_owned(), source })
 }
 
@@ -80,6 +85,8 @@ pub async fn refuse_occupied(path: &Path) -> Result<(), BindError> {
 pub enum ConnectError {
     #[error("connect to {}", socket.display())]
     Connect { socket: PathBuf, source: io::Error },
+    #[error("{} is a socket of this daemon, and not of a plugin", socket.display())]
+    Own { socket: PathBuf },
     #[error("begin HTTP/2 on {}", socket.display())]
     Http2 { socket: PathBuf, source: tonic::transport::Error },
 }
@@ -87,31 +94,37 @@ pub enum ConnectError {
 /// Connects to the gRPC server on a socket, once: a channel whose connection has ended does not connect again, and its calls fail at
 /// once. The caller sets a deadline.
 pub async fn connect(socket: &Path) -> Result<Channel, ConnectError> {
-    connect_guarded(socket, ()).await
+    let stream = UnixStream::connect(socket).await;
+    let stream = stream.map_err(|source| ConnectError::Connect { socket: socket.to_owned(), source })?;
+    channel(socket, stream, ()).await
 }
 
-/// Connects as `connect` does. The guard is dropped when the connection ends.
-pub async fn connect_guarded<G>(socket: &Path, guard: G) -> Result<Channel, ConnectError>
+/// Connects to a plugin as `connect` does, and not to a socket of this process. The guard is dropped when the connection ends.
+pub async fn connect_plugin<G>(socket: &Path, guard: G) -> Result<Channel, ConnectError>
 where
     G: Send + Unpin + 'static,
 {
-    over(open(socket).await?, socket, guard).await
+    channel(socket, open_plugin(socket).await?, guard).await
 }
 
-/// Connects as `connect` does. Returns also the user ID of the process that listens.
+/// Connects to a plugin as `connect_plugin` does. Returns also the user ID of the process that listens.
 pub async fn connect_to_user(socket: &Path) -> Result<(Channel, u32), ConnectError> {
-    let stream = open(socket).await?;
+    let stream = open_plugin(socket).await?;
     let peer = stream.peer_cred();
     let peer = peer.map_err(|source| ConnectError::Connect { socket: socket.to_owned(), source })?;
-    Ok((over(stream, socket, ()).await?, peer.uid()))
+    Ok((channel(socket, stream, ()).await?, peer.uid()))
 }
 
-async fn open(socket: &Path) -> Result<UnixStream, ConnectError> {
-    let stream = UnixStream::connect(socket).await;
-    stream.map_err(|source| ConnectError::Connect { socket: socket.to_owned(), source })
+async fn open_plugin(socket: &Path) -> Result<UnixStream, ConnectError> {
+    let failed = |source| ConnectError::Connect { socket: socket.to_owned(), source };
+    let other = OtherSocket::find(socket).map_err(|error| match error {
+        FindError::Io(source) => failed(source),
+        FindError::Own => ConnectError::Own { socket: socket.to_owned() },
+    })?;
+    other.connect().await.map_err(failed)
 }
 
-async fn over<G>(stream: UnixStream, socket: &Path, guard: G) -> Result<Channel, ConnectError>
+async fn channel<G>(socket: &Path, stream: UnixStream, guard: G) -> Result<Channel, ConnectError>
 where
     G: Send + Unpin + 'static,
 {
@@ -142,6 +155,35 @@ mod tests {
         assert!(matches!(bind(&path).await, Err(BindError::InUse(_))));
         drop(living);
         bind(&path).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_plugin_is_not_called_at_a_socket_of_this_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let own = dir.path().join("nodedock.sock");
+        let _listener = bind(&own).await.unwrap();
+        let (link, other_name) = (dir.path().join("link.sock"), dir.path().join("other.sock"));
+        std::os::unix::fs::symlink(&own, &link).unwrap();
+        std::fs::hard_link(&own, &other_name).unwrap();
+        for path in [&own, &link, &other_name, &dir.path().join("../").join(dir.path()).join("link.sock")] {
+            let refused = connect_plugin(path, ()).await.unwrap_err();
+            assert!(matches!(refused, ConnectError::Own { .. }), "{path:?}: {refused:?}");
+        }
+        assert!(matches!(
+            connect_plugin(&dir.path().join("none"), ()).await,
+            Err(ConnectError::Connect { .. })
+        ));
+
+        // Another process has the name now.
+        std::fs::remove_file(&own).unwrap();
+        let _plugin = UnixListener::bind(&own).unwrap();
+        let refused = connect_plugin(&own, ()).await;
+        assert!(matches!(refused, Err(ConnectError::Own { .. })), "the path is the daemon's: {refused:?}");
+        let plugin = dir.path().join("plugin.sock");
+        let listener = UnixListener::bind(&plugin).unwrap();
+        let (connected, accepted) = tokio::join!(connect_plugin(&plugin, ()), listener.accept());
+        accepted.unwrap();
+        connected.unwrap();
     }
 
     #[tokio::test]

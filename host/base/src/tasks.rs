@@ -56,6 +56,7 @@ impl Tasks {
         let work = AssertUnwindSafe(work).catch_unwind().instrument(span).boxed();
         let token = self.tracker.token();
         let mut rest = Rest { work: Some(work), tracker: self.tracker.clone(), _token: token };
+        // no error: the task panicked or was aborted, which its owner reports
         std::future::poll_fn(|cx| rest.poll(cx)).await.ok()
     }
 

@@ -1,5 +1,6 @@
-//! Names of the node's users.
+//! Names of the node's users and groups.
 
+use std::io;
 use std::path::Path;
 
 const PASSWD: &str = "/etc/passwd";
@@ -10,10 +11,21 @@ pub fn name(uid: u32) -> Option<String> {
 }
 
 fn name_in(passwd: &Path, uid: u32) -> Option<String> {
+    // no error: the number is shown instead of the name
     let text = std::fs::read_to_string(passwd).ok()?;
     let of_uid = |line: &&str| line.split(':').nth(2).and_then(|field| field.parse().ok()) == Some(uid);
     let name = text.lines().find(of_uid)?.split(':').next()?;
     Some(name.to_owned()).filter(|name| !name.is_empty())
+}
+
+/// Returns the number of a group in a file of the form of `/etc/group`. Groups of a directory service have none there.
+pub fn group_in(groups: &Path, name: &str) -> io::Result<Option<u32>> {
+    let text = std::fs::read_to_string(groups)?;
+    let number = |line: &str| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(name)).then(|| fields.nth(1)?.parse().ok())?
+    };
+    Ok(text.lines().find_map(number))
 }
 
 #[cfg(test)]
@@ -33,5 +45,16 @@ mod tests {
         assert_eq!(name_in(&passwd, 1000).as_deref(), Some("op"));
         assert_eq!((name_in(&passwd, 7), name_in(&passwd, 8)), (None, None));
         assert_eq!(name_in(&directory.path().join("none"), 0), None);
+    }
+
+    #[test]
+    fn a_group_has_the_number_of_its_line() {
+        let directory = tempfile::tempdir().unwrap();
+        let groups = directory.path().join("group");
+        std::fs::write(&groups, "root:x:0:\nbad:x:\npodman:x:991:op,podman\nlast").unwrap();
+        let number = |name| group_in(&groups, name).unwrap();
+        assert_eq!((number("root"), number("podman"), number("bad")), (Some(0), Some(991), None));
+        assert_eq!((number("op"), number("last"), number("")), (None, None, None));
+        assert!(group_in(&directory.path().join("none"), "root").is_err());
     }
 }

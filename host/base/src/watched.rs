@@ -137,6 +137,7 @@ impl Watches {
         let mut is_gap = self.lost.swap(false, Ordering::Relaxed);
         for index in 0..self.directories.len() {
             let watched = &self.directories[index];
+            // no error: a directory that cannot be looked at is watched again, and listed meanwhile
             let inode = std::fs::metadata(&watched.directory).ok().map(|found| (found.dev(), found.ino()));
             if watched.inode.is_some() && watched.inode == inode {
                 continue;

@@ -575,7 +575,7 @@ impl Adapters {
             (adapted.material(), adapted.looks.clone())
         };
         let shared = self.0.clone();
-        let look = move || Ok(made.publish(&shared.parts));
+        let look = move || made.publish(&shared.parts);
         let published = match blocking(&looks, PUBLISH_WALL, read_stuck, look).await {
             Ok(published) => published,
             Err(problem) => {

@@ -5,6 +5,7 @@
 //! altered. Reads the device names of other files in the runtimes' directories, to find collisions. Never decides whether a claim keeps
 //! its file.
 
+mod access;
 mod catalog;
 mod directory;
 mod identity;
@@ -16,6 +17,7 @@ mod validate;
 #[cfg(test)]
 mod tests;
 
+pub use access::FileAccess;
 pub use catalog::{Collision, Touched};
 pub(crate) use directory::tag;
 pub use directory::{CdiDir, CdiError, OurFile};

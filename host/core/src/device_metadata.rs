@@ -18,7 +18,7 @@ use serde_json::value::RawValue;
 
 pub use directory::MetadataDir;
 
-use crate::cdi;
+use crate::cdi::{self, FileAccess};
 use nodedock_model::{
     AttributeValue, ClaimRecord, DeviceAccess, DriverName, Edits, Inventory, Mount, NetworkData, PoolName,
     PoolNames, PreparedClaim, PreparedDevice, Problem, ProblemCode, QualifiedName, Uid, is_dns_label, limit,
@@ -42,6 +42,8 @@ pub struct MetadataSettings {
     pub is_enabled: bool,
     /// The directory of the files, by the path that a container runtime mounts.
     pub directory: PathBuf,
+    /// Which users may enter the directory.
+    pub access: FileAccess,
     /// The names of pools in the API, which claims and files have. `None`: those of the drivers.
     pub pools: Option<PoolNames>,
 }

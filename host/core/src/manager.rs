@@ -199,7 +199,7 @@ impl Manager {
             checkpoint,
             values,
             cdi,
-            metadata: MetadataDir::new(&settings.metadata.directory),
+            metadata: MetadataDir::new(&settings.metadata.directory, settings.metadata.access),
             registry,
             adapters,
             source,
@@ -273,6 +273,7 @@ impl Manager {
     ) -> PodOutcome {
         let requested = request.clone();
         let work = |manager: Arc<Self>| async move { Ok(manager.prepare(request, inline, request_id).await) };
+        // no error: the outcome says that the work was interrupted
         self.complete("pod", work).await.unwrap_or_else(|_| PodOutcome::interrupted(requested))
     }
 

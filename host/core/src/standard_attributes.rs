@@ -4,10 +4,11 @@
 //! Names and values are those of `k8s.io/dynamic-resource-allocation/deviceattribute`, which other drivers use.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use crate::sysfs::SysfsRoot;
 use crate::sysfs::pci::PciAddress;
-use nodedock_model::{AttributeValue, Device, Inventory, QualifiedName, limit};
+use nodedock_model::{AttributeValue, Device, Inventory, Problem, QualifiedName, limit};
 
 const ADDRESS: &str = "resource.kubernetes.io/pciBusID";
 const ROOT: &str = "resource.kubernetes.io/pcieRoot";
@@ -28,20 +29,24 @@ pub enum NumaNodeForm {
 }
 
 /// Adds what is missing: to devices that are one PCI function everything, and to others the attribute of the NUMA nodes that they name.
-pub fn add(sysfs: &SysfsRoot, form: NumaNodeForm, inventory: &mut Inventory) {
+/// Fails if the node could not be read.
+pub fn add(sysfs: &SysfsRoot, form: NumaNodeForm, inventory: &mut Inventory) -> Result<(), Problem> {
     let mut near = BTreeMap::new();
     for device in inventory.pools.values_mut().flat_map(|pool| pool.devices.values_mut()) {
         if let Some(address) = only_function(device) {
-            add_text(device, ADDRESS, || Some(address.as_str().to_owned()));
-            add_text(device, ROOT, || root(sysfs, &address));
+            add_text(device, ADDRESS, || Ok(Some(address.as_str().to_owned())))?;
+            add_text(device, ROOT, || root(sysfs, &address))?;
             if device.numa_nodes.is_empty() {
-                device.numa_nodes.extend(numa_node(sysfs, &address));
+                device.numa_nodes.extend(numa_node(sysfs, &address)?);
             }
         }
         let nodes = match (&device.numa_nodes[..], form) {
             ([node], NumaNodeForm::Number) => AttributeValue::Int(i64::from(*node)),
             ([node], NumaNodeForm::List) => {
-                let nodes = near.entry(*node).or_insert_with(|| with_nearest(sysfs, *node));
+                let nodes = match near.entry(*node) {
+                    Entry::Occupied(found) => found.into_mut(),
+                    Entry::Vacant(entry) => entry.insert(with_nearest(sysfs, *node)?),
+                };
                 AttributeValue::Ints(nodes.clone())
             }
             (nodes @ [_, _, ..], NumaNodeForm::List) => {
@@ -50,8 +55,9 @@ pub fn add(sysfs: &SysfsRoot, form: NumaNodeForm, inventory: &mut Inventory) {
             // Several are no number.
             ([], _) | (_, NumaNodeForm::Number) => continue,
         };
-        add_attribute(device, NUMA_NODE, || Some(nodes));
+        add_attribute(device, NUMA_NODE, || Ok(Some(nodes)))?;
     }
+    Ok(())
 }
 
 /// The function that a device is, if it is one. The attributes have no form for domains of more than four digits, as of Intel VMD.
@@ -61,20 +67,29 @@ fn only_function(device: &Device) -> Option<PciAddress> {
     only.parse().ok().filter(|_| only.len() == "0000:00:00.0".len())
 }
 
-fn add_text(device: &mut Device, name: &str, value: impl FnOnce() -> Option<String>) {
-    add_attribute(device, name, || value().map(AttributeValue::Text));
+fn add_text(
+    device: &mut Device,
+    name: &str,
+    value: impl FnOnce() -> Result<Option<String>, Problem>,
+) -> Result<(), Problem> {
+    add_attribute(device, name, || Ok(value()?.map(AttributeValue::Text)))
 }
 
 /// Adds an attribute, unless the device has it or no room for it.
-fn add_attribute(device: &mut Device, name: &str, value: impl FnOnce() -> Option<AttributeValue>) {
+fn add_attribute(
+    device: &mut Device,
+    name: &str,
+    value: impl FnOnce() -> Result<Option<AttributeValue>, Problem>,
+) -> Result<(), Problem> {
     let name = QualifiedName::new(name).expect("the name is one of the API");
     let values: usize = device.attributes.values().map(AttributeValue::count).sum();
     let has_room = device.attributes.len() + device.capacities.len() < limit::ATTRIBUTES_MAX;
     if device.attributes.contains_key(&name) || !has_room {
-        return;
+        return Ok(());
     }
-    let value = value().filter(|value| values + value.count() <= limit::ATTRIBUTE_VALUES_MAX);
+    let value = value()?.filter(|value| values + value.count() <= limit::ATTRIBUTE_VALUES_MAX);
     device.attributes.extend(value.map(|value| (name, value)));
+    Ok(())
 }
 
 fn directory(address: &PciAddress) -> String {
@@ -82,47 +97,50 @@ fn directory(address: &PciAddress) -> String {
 }
 
 /// The first directory of the function's path below `/sys/devices`.
-fn root(sysfs: &SysfsRoot, address: &PciAddress) -> Option<String> {
-    let path = sysfs.resolve(&directory(address)).ok()?;
-    let below = path.strip_prefix("devices/")?;
-    let root = below.split('/').next()?;
-    (root.starts_with("pci") && below.ends_with(address.as_str())).then(|| root.to_owned())
+fn root(sysfs: &SysfsRoot, address: &PciAddress) -> Result<Option<String>, Problem> {
+    let path = sysfs.find(&directory(address))?.unwrap_or_default();
+    let below = path.strip_prefix("devices/").filter(|below| below.ends_with(address.as_str()));
+    let root = below.and_then(|below| below.split('/').next()).filter(|root| root.starts_with("pci"));
+    Ok(root.map(str::to_owned))
 }
 
 /// None: it has none, or the kernel does not know it (-1).
-fn numa_node(sysfs: &SysfsRoot, address: &PciAddress) -> Option<u32> {
+fn numa_node(sysfs: &SysfsRoot, address: &PciAddress) -> Result<Option<u32>, Problem> {
     number(sysfs, &format!("{}/numa_node", directory(address)))
 }
 
 /// A node, and the nodes at the least distance from it that are not known to be of another socket.
-fn with_nearest(sysfs: &SysfsRoot, node: u32) -> Vec<i64> {
+fn with_nearest(sysfs: &SysfsRoot, node: u32) -> Result<Vec<i64>, Problem> {
     let mut nodes = vec![i64::from(node)];
-    let distances = text(sysfs, &format!("devices/system/node/node{node}/distance")).unwrap_or_default();
+    let distances = sysfs.fact(&format!("devices/system/node/node{node}/distance"))?.unwrap_or_default();
     let distances: Option<Vec<u32>> =
         distances.split_whitespace().take(NUMA_NODES_MAX).map(|distance| distance.parse().ok()).collect();
     let distances = distances.filter(|all| (node as usize) < all.len()).unwrap_or_default();
     let others = || (0..).zip(&distances).filter(|(other, _)| *other != node);
     let least = others().map(|(_, distance)| distance).min();
-    let here = socket(sysfs, node);
-    let is_here = |other: u32| here.is_none() || socket(sysfs, other).is_none_or(|there| Some(there) == here);
-    let nearest = others().filter(|(other, distance)| Some(*distance) == least && is_here(*other));
-    nodes.extend(nearest.map(|(other, _)| i64::from(other)));
-    nodes
+    let here = socket(sysfs, node)?;
+    for (other, _) in others().filter(|(_, distance)| Some(*distance) == least) {
+        if here.is_none() || socket(sysfs, other)?.is_none_or(|there| Some(there) == here) {
+            nodes.push(i64::from(other));
+        }
+    }
+    Ok(nodes)
 }
 
 /// The socket of a node's first CPU.
-fn socket(sysfs: &SysfsRoot, node: u32) -> Option<u32> {
-    let cpus = text(sysfs, &format!("devices/system/node/node{node}/cpulist"))?;
-    let first = cpus.split([',', '-']).next()?.parse::<u32>().ok()?;
-    number(sysfs, &format!("devices/system/cpu/cpu{first}/topology/physical_package_id"))
+fn socket(sysfs: &SysfsRoot, node: u32) -> Result<Option<u32>, Problem> {
+    let cpus = sysfs.fact(&format!("devices/system/node/node{node}/cpulist"))?.unwrap_or_default();
+    match cpus.split([',', '-']).next().map(str::parse::<u32>) {
+        Some(Ok(first)) => {
+            number(sysfs, &format!("devices/system/cpu/cpu{first}/topology/physical_package_id"))
+        }
+        // It has no CPUs.
+        _ => Ok(None),
+    }
 }
 
-fn number(sysfs: &SysfsRoot, path: &str) -> Option<u32> {
-    text(sysfs, path)?.parse().ok()
-}
-
-fn text(sysfs: &SysfsRoot, path: &str) -> Option<String> {
-    Some(String::from_utf8(sysfs.read(path).ok()?).ok()?.trim().to_owned())
+fn number(sysfs: &SysfsRoot, path: &str) -> Result<Option<u32>, Problem> {
+    Ok(sysfs.fact(path)?.and_then(|text| text.parse().ok()))
 }
 
 #[cfg(test)]
@@ -177,7 +195,7 @@ mod tests {
         let devices = BTreeMap::from([(name.clone(), device)]);
         let pools = BTreeMap::from([(pool.clone(), Pool { devices, ..Pool::default() })]);
         let mut inventory = Inventory { pools };
-        add(&sysfs, form, &mut inventory);
+        add(&sysfs, form, &mut inventory).unwrap();
         inventory.pools.remove(&pool).unwrap().devices.remove(&name).unwrap()
     }
 

@@ -11,7 +11,6 @@ pub mod simulation;
 
 pub use self::restore::{Fate, SysfsTree};
 
-use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
@@ -22,9 +21,10 @@ use rustix::io::Errno;
 
 use crate::sysfs::blocking::LOOK_WALL;
 use crate::sysfs::simulation::Simulation;
+use nodedock_base::beneath;
 use nodedock_model::grant::pattern::{self, PatternSet};
 use nodedock_model::limit::PATH_BYTES_MAX;
-use nodedock_model::{Problem, ProblemCode};
+use nodedock_model::{Problem, ProblemCode, ProblemKind};
 
 /// Bytes of one read: sysfs files have at most a page, `config` spaces 4 KiB; binary attributes may be larger.
 const READ_BYTES_MAX: usize = 64 << 10;
@@ -180,7 +180,7 @@ impl SysfsRoot {
 
     /// Names in a directory, sorted.
     pub fn read_dir(&self, path: &str) -> Result<Vec<String>, Problem> {
-        let names = self.names(path)?;
+        let names = self.names(path, Instant::now() + LOOK_WALL)?;
         match names.len() <= ENTRIES_MAX {
             true => Ok(names.into_iter().map(|(name, _)| name).collect()),
             false => Err(too_many(path)),
@@ -204,9 +204,32 @@ impl SysfsRoot {
         self.resolved(path, &end)
     }
 
+    /// The path without links; `None` where nothing exists, or where no driver may look.
+    pub fn find(&self, path: &str) -> Result<Option<String>, Problem> {
+        present(check_path(path).and_then(|()| self.resolve(path)))
+    }
+
+    /// The text of a file without the white space around it; `None` where nothing exists or the kernel has no value now, and for what is no
+    /// text.
+    pub fn find_text(&self, path: &str) -> Result<Option<String>, Problem> {
+        match self.read(path) {
+            Ok(content) => Ok(std::str::from_utf8(&content).map(|text| text.trim().to_owned()).ok()),
+            Err(problem) if is_absent(&problem) => Ok(None),
+            Err(problem) => Err(problem),
+        }
+    }
+
+    /// As `find_text`; `None` also for what no driver may read and for what is no file.
+    pub fn fact(&self, path: &str) -> Result<Option<String>, Problem> {
+        match self.find_text(path) {
+            Err(problem) if problem.kind.is_permanent() => Ok(None),
+            found => found,
+        }
+    }
+
     /// Whether there is such a file or directory: a network interface, a device.
-    pub fn exists(&self, path: &str) -> bool {
-        check_path(path).is_ok() && self.resolve(path).is_ok()
+    pub fn exists(&self, path: &str) -> Result<bool, Problem> {
+        Ok(self.find(path)?.is_some())
     }
 
     /// Paths that match, as seen by a walk from the root, sorted.
@@ -235,39 +258,42 @@ impl SysfsRoot {
     /// Reads at most one byte more than a driver may have.
     pub fn content(&self, path: &str, resolved: &str) -> Result<Vec<u8>, Problem> {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-        let file = std::fs::File::from(self.open_beneath(resolved, flags, ResolveFlags::NO_SYMLINKS)?);
-        let mut content = Vec::new();
-        let read = file.take(READ_BYTES_MAX as u64 + 1).read_to_end(&mut content);
-        read.map_err(|error| io_problem(path, &error))?;
-        Ok(content)
+        let file = self.open_beneath(resolved, flags, ResolveFlags::NO_SYMLINKS)?;
+        beneath::read(file, READ_BYTES_MAX as u64 + 1).map_err(|error| match Errno::from_io_error(&error) {
+            Some(errno) if has_no_value(errno) => no_value(path, errno),
+            _ => io_problem(path, &error),
+        })
     }
 
     /// Names in a directory and whether each is a directory itself, sorted.
-    fn names(&self, path: &str) -> Result<Vec<(String, bool)>, Problem> {
+    fn names(&self, path: &str, until: Instant) -> Result<Vec<(String, bool)>, Problem> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let name = if path.is_empty() { "." } else { path };
-        let directory = self.open_beneath(name, flags, ResolveFlags::empty())?;
+        let directory = self.open_until(until, name, flags, ResolveFlags::empty())?;
         self.resolved(path, &directory)?;
-        let error = |errno: Errno| io_problem(path, &errno.into());
-        let mut names = Vec::new();
-        for entry in rustix::fs::Dir::read_from(&directory).map_err(error)? {
-            let entry = entry.map_err(error)?;
-            let Ok(name) = entry.file_name().to_str() else { continue };
-            if !matches!(name, "." | "..") {
-                names.push((name.to_owned(), entry.file_type() == FileType::Directory));
-            }
-            if names.len() > GLOB_DIRECTORIES_MAX {
-                return Err(too_many(path));
-            }
+        let entries = beneath::entries(&directory, GLOB_DIRECTORIES_MAX, until);
+        let entries = entries.map_err(|errno| io_problem(path, &errno.into()))?;
+        if entries.len() > GLOB_DIRECTORIES_MAX {
+            return Err(too_many(path));
         }
-        names.sort();
-        Ok(names)
+        Ok(entries.into_iter().map(|entry| (entry.name, entry.kind == FileType::Directory)).collect())
     }
 
     pub fn open_beneath(&self, path: &str, flags: OFlags, more: ResolveFlags) -> Result<OwnedFd, Problem> {
+        self.open_until(Instant::now() + LOOK_WALL, path, flags, more)
+    }
+
+    fn open_until(
+        &self,
+        until: Instant,
+        path: &str,
+        flags: OFlags,
+        more: ResolveFlags,
+    ) -> Result<OwnedFd, Problem> {
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_XDEV | more;
-        rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve).map_err(|errno| match errno {
-            Errno::NOENT => {
+        beneath::open(&self.root, path, flags, resolve, until).map_err(|errno| match errno {
+            // No name is that long.
+            Errno::NOENT | Errno::NAMETOOLONG => {
                 Problem::not_found(ProblemCode::NoSuchPath, format!("/sys/{path} does not exist"))
             }
             Errno::NOTDIR if flags.contains(OFlags::DIRECTORY) => {
@@ -279,6 +305,9 @@ impl SysfsRoot {
             Errno::XDEV | Errno::LOOP => {
                 Problem::denied(ProblemCode::OutsideSysfs, format!("/sys/{path} leads out of /sys"))
             }
+            Errno::ACCESS | Errno::PERM => not_permitted(&format!("/sys/{path}")),
+            // The device is being removed.
+            Errno::NODEV | Errno::NXIO => no_value(path, errno),
             errno => io_problem(path, &errno.into()),
         })
     }
@@ -308,6 +337,39 @@ pub fn stat(path: &str, fd: &OwnedFd) -> Result<Stat, Problem> {
 pub fn denied(path: &str) -> Problem {
     let message = format!("no driver may touch /sys/{path}, whatever is granted");
     Problem::denied(ProblemCode::NeverAllowed, message)
+}
+
+/// The kernel refuses the daemon's user.
+pub fn not_permitted(path: &str) -> Problem {
+    let message = format!("the user of the daemon may not open {path}");
+    Problem::denied(ProblemCode::NotPermitted, message)
+}
+
+/// Whether the kernel says of a read that the attribute has no value at the moment, and not that the read failed: a link is down
+/// (`EINVAL`, Documentation/ABI/testing/sysfs-class-net), the device has no such property (`EOPNOTSUPP`, and `ENOTSUPP` of the kernel's
+/// own), is being removed (`ENODEV`, `ENXIO`), or has not measured yet (`ENODATA`).
+fn has_no_value(errno: Errno) -> bool {
+    const NOTSUPP: Errno = Errno::from_raw_os_error(524);
+    let none = [Errno::INVAL, Errno::OPNOTSUPP, NOTSUPP, Errno::NODEV, Errno::NXIO, Errno::NODATA];
+    none.contains(&errno)
+}
+
+fn no_value(path: &str, errno: Errno) -> Problem {
+    Problem::unavailable(ProblemCode::NoValue, format!("the kernel has no value of /sys/{path} now: {errno}"))
+}
+
+/// Whether a problem says that there is nothing, as opposed to a read that failed.
+pub fn is_absent(problem: &Problem) -> bool {
+    problem.kind == ProblemKind::NotFound || problem.code == ProblemCode::NoValue
+}
+
+/// `None` for what does not exist or no driver may see.
+pub fn present<T>(found: Result<T, Problem>) -> Result<Option<T>, Problem> {
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(problem) if is_absent(&problem) || problem.kind == ProblemKind::Denied => Ok(None),
+        Err(problem) => Err(problem),
+    }
 }
 
 fn too_many(path: &str) -> Problem {
@@ -340,7 +402,7 @@ impl Walk<'_> {
         }
         if pattern::is_literal(first) {
             let path = join(&directory, first);
-            return if rest.is_empty() && !self.exists(&path) {
+            return if rest.is_empty() && !self.exists(&path)? {
                 Ok(())
             } else {
                 self.descend(path, rest, depth + 1)
@@ -378,12 +440,12 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn exists(&self, path: &str) -> bool {
+    fn exists(&self, path: &str) -> Result<bool, Problem> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        self.root.open_beneath(path, flags, ResolveFlags::empty()).is_ok()
+        Ok(present(self.root.open_until(self.until, path, flags, ResolveFlags::empty()))?.is_some())
     }
 
-    /// A path that is not a directory, was removed meanwhile or is denied has no names.
+    /// A path that is not a directory, was removed meanwhile or is denied has no names. Another failure fails the glob.
     fn names(&mut self, directory: &str) -> Result<Vec<(String, bool)>, Problem> {
         self.directories += 1;
         if Instant::now() >= self.until {
@@ -392,7 +454,10 @@ impl Walk<'_> {
         if self.directories > GLOB_DIRECTORIES_MAX {
             return Err(too_wide("reads", GLOB_DIRECTORIES_MAX, "directories"));
         }
-        Ok(self.root.names(directory).unwrap_or_default())
+        match self.root.names(directory, self.until) {
+            Err(problem) if problem.code == ProblemCode::NotADirectory => Ok(Vec::new()),
+            names => Ok(present(names)?.unwrap_or_default()),
+        }
     }
 
     fn find(&mut self, path: String) -> Result<(), Problem> {

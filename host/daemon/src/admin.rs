@@ -15,12 +15,13 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::UnixListener;
 use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 
 use crate::pod_resources;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
+use nodedock_base::tcp::ListenAddress;
 use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::manager::Manager;
 use nodedock_core::registry::Registry;
@@ -50,12 +51,15 @@ pub struct Admin {
 }
 
 /// Serves metrics and probes. Safe to drop.
-pub async fn serve(admin: Admin, socket: UnixListener, address: Option<TcpListener>) {
-    let (tasks, front) = (admin.tasks.clone(), Front::new(""));
+pub async fn serve(admin: Admin, socket: UnixListener, address: Option<ListenAddress>) {
+    let (tasks, conditions, front) = (admin.tasks.clone(), admin.conditions.clone(), Front::new(""));
     front.serve(admin);
-    if let Some(listener) = address {
-        let serve = http::serve(front.clone(), TcpListenerStream::new(listener), tasks.clone());
-        tasks.spawn_until_stopped("admin-address", serve);
+    if let Some(address) = address {
+        let (front, tasks_of_connections) = (front.clone(), tasks.clone());
+        tasks.spawn_until_stopped("admin-address", async move {
+            let listener = address.listener(&conditions).await;
+            http::serve(front, TcpListenerStream::new(listener), tasks_of_connections).await;
+        });
     }
     serve_front(front, socket, tasks).await;
 }

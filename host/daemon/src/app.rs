@@ -2,6 +2,7 @@
 
 mod adapters;
 mod cluster;
+pub(crate) mod directories;
 mod handover;
 pub(crate) mod hardware;
 pub(crate) mod local;
@@ -16,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
@@ -32,6 +33,7 @@ use nodedock_base::failpoint::{self, Point};
 use nodedock_base::listeners::{Listeners, Restarts};
 use nodedock_base::socket;
 use nodedock_base::tasks::Tasks;
+use nodedock_base::tcp::ListenAddress;
 use nodedock_base::watched;
 use nodedock_core::adapters::Adapters;
 use nodedock_core::cdi::CdiDir;
@@ -61,7 +63,7 @@ use nodedock_wasm::kernel::{self, KernelEvents};
 use nodedock_wasm::registry::previous_versions::PreviousVersions;
 use nodedock_wasm::registry::wasm_files::{FileMemory, WasmFiles};
 use nodedock_wasm::trust::Trust;
-use nodedock_wasm::{Compiler, WasmHost, WasmSettings};
+use nodedock_wasm::{CachePaths, Compiler, WasmHost, WasmSettings};
 
 use self::adapters::AdapterFiles;
 use self::cluster::{Connected, KubeletSockets};
@@ -189,7 +191,7 @@ struct Sockets {
     node_api: UnixListener,
     pod_resources: UnixListener,
     admin: UnixListener,
-    admin_address: Option<TcpListener>,
+    admin_address: Option<ListenAddress>,
     device_plugins: UnixListener,
     local_api: Option<local::Listeners>,
 }
@@ -237,14 +239,11 @@ impl Sockets {
             listeners.open(path).await.map(|opened| opened.listener)
         };
         let admin_address = match config.admin_address {
-            Some(address) => {
-                let listener = TcpListener::bind(address).await;
-                Some(listener.with_context(|| format!("listen on {address} (admin.listen of the config)"))?)
-            }
+            Some(address) => Some(ListenAddress::bind(address, "admin.listen").await),
             None => None,
         };
         let local_api = match &config.local_api {
-            Some(local) => Some(local::Listeners::bind(open(&paths.api).await?, local).await?),
+            Some(local) => Some(local::Listeners::bind(open(&paths.api).await?, local).await),
             None => None,
         };
         Ok(Self {
@@ -260,13 +259,14 @@ impl Sockets {
 }
 
 impl Built {
-    async fn open(config: Config, boot_id: String) -> Result<Self> {
+    async fn open(mut config: Config, boot_id: String) -> Result<Self> {
+        config.hardware = config.hardware.clone().with_own_directories(config.own_directories());
         let (paths, changes, tasks) = (&config.paths, Changes::default(), DaemonTasks::default());
-        prepare_directories(paths)?;
+        directories::prepare(paths)?;
         let node = NodeFacts { name: config.node_name.clone(), boot_id };
         let started_ms = now_ms();
         let conditions = Conditions::new(changes.clone());
-        let cdi = CdiDir::open(&paths.cdi, &paths.cdi_spec_dirs, &paths.identity())?;
+        let cdi = CdiDir::open_with(&paths.cdi, &paths.cdi_spec_dirs, &paths.identity(), config.cdi_access)?;
         let opened = state::open(&paths.checkpoint, &cdi, &conditions)?;
         failpoint::pass(Point::Recovered);
         let unreadable = opened.dump.unreadable_claims();
@@ -277,7 +277,7 @@ impl Built {
         let recordings = Recordings::start(&paths.recordings, recorded, config.recording_bytes_max)
             .context("set up the recordings of drivers")?;
         let settings = WasmSettings {
-            cache_dir: Some(paths.cache.clone()),
+            cache: Some(CachePaths { directory: paths.cache.clone(), key: paths.cache_key.clone() }),
             compiler: Compiler::this_program(),
             hardware: config.hardware.clone(),
             node: node.clone(),
@@ -376,7 +376,7 @@ impl Built {
             cdi: self.cdi,
             registry: registry.clone(),
             source: claim_source(paths, connected.as_ref(), self.local.as_ref()),
-            settings: manager_settings(&config, node.clone()),
+            settings: manager_settings(&config, node.clone())?,
             changes: changes.clone(),
             conditions: conditions.clone(),
             tasks: tasks.work.clone(),
@@ -485,9 +485,13 @@ fn claim_source(
     }
 }
 
-fn manager_settings(config: &Config, node: NodeFacts) -> ManagerSettings {
-    let nodes = std::fs::read_to_string(config.hardware.sys().join("devices/system/node/online")).ok();
-    ManagerSettings {
+fn manager_settings(config: &Config, node: NodeFacts) -> Result<ManagerSettings> {
+    let online = config.hardware.sys().join("devices/system/node/online");
+    let nodes = match std::fs::read_to_string(&online) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        nodes => Some(nodes.with_context(|| format!("read {}", online.display()))?),
+    };
+    Ok(ManagerSettings {
         node,
         exclusive_wait: config.exclusive_wait,
         call_deadline: config.call_deadline,
@@ -499,6 +503,7 @@ fn manager_settings(config: &Config, node: NodeFacts) -> ManagerSettings {
         hardware: config.hardware.clone(),
         metadata: MetadataSettings {
             is_enabled: config.file.device_metadata.unwrap_or(true),
+            access: config.cdi_access,
             directory: device_metadata::directory_beside(&config.paths.cdi, &config.paths.identity()),
             pools: config
                 .kubernetes
@@ -506,7 +511,7 @@ fn manager_settings(config: &Config, node: NodeFacts) -> ManagerSettings {
                 .map(|kubernetes| PoolNames { node: kubernetes.node_name.clone() }),
         },
         kubelet_allocates: config.kubernetes.is_some(),
-    }
+    })
 }
 
 fn watch_config(config: &Config, tasks: &Tasks, trust: Trust, conditions: Conditions) {
@@ -557,23 +562,4 @@ fn serve_plugins(
     tasks.spawn("plugin-directory", sockets::watch(paths.plugins_registry.clone(), tasks.clone(), sender));
     let service = registration::serve(listener, device_plugins, endpoints, tasks.clone());
     tasks.spawn("device-plugin-api", service);
-}
-
-fn prepare_directories(paths: &Paths) -> Result<()> {
-    let directories =
-        [&paths.drivers, &paths.plugins_registry, &paths.kept_drivers, &paths.claims, &paths.cache];
-    let files = [&paths.checkpoint, &paths.socket, &paths.pod_resources, &paths.admin];
-    let parents = files.map(|file| file.parent().unwrap_or(Path::new("/")));
-    directories.into_iter().map(AsRef::as_ref).chain(parents).try_for_each(make_private)
-}
-
-/// Creates a directory that only the daemon's user may enter. An existing one keeps its mode.
-fn make_private(directory: &Path) -> Result<()> {
-    use std::os::unix::fs::DirBuilderExt;
-    let parents = directory.parent().map_or(Ok(()), std::fs::create_dir_all);
-    let made =
-        parents.and_then(|()| std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory));
-    made.with_context(|| {
-        format!("make the directory {}: choose a --root that can be written", directory.display())
-    })
 }

@@ -37,6 +37,7 @@ use crate::app;
 use crate::config::{Config, ConfigFile, Flags, Paths};
 use crate::supervise;
 use crate::telemetry::{self, LogFormat};
+use nodedock_base::directories;
 use nodedock_base::error::chain;
 use nodedock_base::listeners::{KEPT_BY_PARENT, Listeners};
 use nodedock_base::process::raise_open_files_max;
@@ -280,6 +281,7 @@ async fn stopped() -> std::io::Result<()> {
 }
 
 fn run(location: &Location, args: RunArgs) -> Result<()> {
+    app::directories::set_umask();
     telemetry::init(args.log_format);
     if args.supervise && std::env::var_os(KEPT_BY_PARENT).is_none() {
         return match block_on(supervise::run())? {
@@ -312,7 +314,8 @@ fn run(location: &Location, args: RunArgs) -> Result<()> {
 /// Makes the root.
 fn make_root(location: &Location) -> Result<()> {
     let root = &location.root;
-    std::fs::create_dir_all(root)
+    // It may have directories for others, as that of the CDI files.
+    directories::make(root, 0o755)
         .with_context(|| format!("make the root {}: choose a --root that can be written", root.display()))
 }
 

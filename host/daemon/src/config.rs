@@ -4,6 +4,7 @@
 
 pub(crate) mod adapters;
 mod binding;
+mod cdi_files;
 mod driver_images;
 mod kubernetes;
 mod local_api;
@@ -17,11 +18,13 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
+use nodedock_core::cdi::FileAccess;
 use nodedock_core::hardware::Hardware;
 use nodedock_model::{Adapter, Uid, limit};
 use nodedock_wasm::driver_image::DriverImage;
 use nodedock_wasm::trust;
 
+pub use cdi_files::CdiFilesSection;
 pub use driver_images::DriverImageEntry;
 pub use kubernetes::{KubernetesConfig, KubernetesFlags, KubernetesSection, SettingsError};
 pub use local_api::{LocalApiConfig, LocalApiFlags, LocalApiSection};
@@ -38,6 +41,8 @@ pub struct ConfigFile {
     /// Directories in which container runtimes look for CDI specs, by priority, as in their own configs.
     #[serde(deserialize_with = "values::directories")]
     pub cdi_spec_dirs: Option<Vec<PathBuf>>,
+    /// Which users may read the CDI files.
+    pub cdi_files: CdiFilesSection,
     /// Whether containers get files with the attributes of their devices (KEP-5304); true unless set.
     pub device_metadata: Option<bool>,
     pub claims: ClaimsSection,
@@ -110,6 +115,7 @@ impl ConfigFile {
             ("nodeName", self.node_name != started.node_name),
             ("cdiDir", self.cdi_dir != started.cdi_dir),
             ("cdiSpecDirs", self.cdi_spec_dirs != started.cdi_spec_dirs),
+            ("cdiFiles", self.cdi_files != started.cdi_files),
             ("deviceMetadata", self.device_metadata != started.device_metadata),
             ("claims", self.claims != started.claims),
             ("admin", self.admin != started.admin),
@@ -151,6 +157,8 @@ pub struct Config {
     pub root: PathBuf,
     pub paths: Paths,
     pub node_name: String,
+    /// Mode and group of CDI files.
+    pub cdi_access: FileAccess,
     /// How long a prepare waits for another claim to be released from a device.
     pub exclusive_wait: Duration,
     /// How long a driver has for a prepare or an unprepare.
@@ -202,6 +210,7 @@ impl Config {
         Ok(Self {
             root: root.to_owned(),
             paths,
+            cdi_access: file.cdi_files.resolve()?,
             kubernetes,
             local_api,
             node_name,
@@ -215,6 +224,19 @@ impl Config {
             file,
             file_path: flags.config,
         })
+    }
+}
+
+impl Config {
+    /// Returns the directories of the daemon and of its orchestrator, of which no container gets anything.
+    pub fn own_directories(&self) -> Vec<PathBuf> {
+        let mut own = self.paths.own_directories();
+        own.extend(self.kubernetes.as_ref().map(|kubernetes| kubernetes.kubelet_root.clone()));
+        own.extend(self.driver_images.iter().map(|image| image.directory.clone()));
+        own.extend(self.file_path.clone());
+        own.sort();
+        own.dedup();
+        own
     }
 }
 
@@ -233,6 +255,8 @@ pub struct Paths {
     pub checkpoint: PathBuf,
     pub claims: PathBuf,
     pub cache: PathBuf,
+    /// Seals the files of the cache.
+    pub cache_key: PathBuf,
     pub socket: PathBuf,
     /// Socket of the pod-resources API, with the name that its clients expect.
     pub pod_resources: PathBuf,
@@ -268,6 +292,23 @@ impl Paths {
         self.checkpoint.with_extension("redb").to_string_lossy().into_owned()
     }
 
+    fn own_directories(&self) -> Vec<PathBuf> {
+        let files =
+            [&self.checkpoint, &self.socket, &self.pod_resources, &self.admin, &self.api, &self.handover];
+        let of_files = files.into_iter().filter_map(|path| Some(path.parent()?.to_owned()));
+        let directories = [
+            &self.drivers,
+            &self.plugins_registry,
+            &self.device_plugins,
+            &self.kept_drivers,
+            &self.recordings,
+            &self.claims,
+            &self.cache,
+            &self.cdi,
+        ];
+        of_files.chain(directories.into_iter().chain(&self.cdi_spec_dirs).cloned()).collect()
+    }
+
     /// Returns the default paths below a root.
     pub fn below(root: &Path) -> Self {
         Self {
@@ -280,6 +321,7 @@ impl Paths {
             checkpoint: root.join("var/lib/nodedock/checkpoint.db"),
             claims: root.join("var/lib/nodedock/claims"),
             cache: root.join("var/cache/nodedock"),
+            cache_key: root.join("var/lib/nodedock/cache.key"),
             socket: root.join("run/nodedock/nodedock.sock"),
             pod_resources: root.join("run/nodedock/pod-resources/kubelet.sock"),
             admin: root.join("run/nodedock/admin.sock"),
@@ -295,6 +337,22 @@ impl Paths {
             cdi: root.join("var/run/cdi"),
             cdi_spec_dirs: vec![root.join("etc/cdi"), root.join("var/run/cdi")],
         }
+    }
+
+    /// The directories of the daemon, which only its user may enter.
+    pub fn own_directories(&self) -> Vec<&Path> {
+        let state = self.checkpoint.parent();
+        let of_sockets = [self.admin.parent(), self.pod_resources.parent()];
+        let below = [
+            &self.drivers,
+            &self.plugins_registry,
+            &self.device_plugins,
+            &self.kept_drivers,
+            &self.recordings,
+            &self.claims,
+            &self.cache,
+        ];
+        state.into_iter().chain(of_sockets.into_iter().flatten()).chain(below.map(AsRef::as_ref)).collect()
     }
 
     /// Returns the socket on which an instance answers probes about itself, whichever instance serves.
@@ -343,6 +401,13 @@ mod tests {
             ("kubernetes: {kubeletRoot: var/lib}\n", ["\"var/lib\" is not an absolute path", "line 1"]),
             ("kubernetes: {kubeconfig: admin.conf}\n", ["\"admin.conf\" is not an absolute path", "line 1"]),
             ("kubernetes: {kubeletroot: /k}\n", ["kubeletroot", "line 1"]),
+            ("cdiFiles: {mode: \"0666\"}\n", ["cdiFiles.mode: \"0666\" is none of", "line 1"]),
+            ("cdiFiles: {mode: \"0440\"}\n", ["cdiFiles.mode: \"0440\" is none of", "line 1"]),
+            ("cdiFiles: {mode: \"rw-r--r--\"}\n", ["cdiFiles.mode: \"rw-r--r--\" is none of", "line 1"]),
+            ("cdiFiles: {mode: \"00644\"}\n", ["cdiFiles.mode: \"00644\" is none of", "line 1"]),
+            ("cdiFiles:\n  mode: [6]\n", ["is not valid", "line 2"]),
+            ("cdiFiles: {group: \"\"}\n", ["cdiFiles.group: it is empty", "line 1"]),
+            ("cdiFiles: {owner: root}\n", ["owner", "line 1"]),
             ("recording: {drivers: [gpu.example.com], maxBytes: 1}\n", ["1 is out of range", "line 1"]),
             ("recording:\n  drivers: [\"../gpu\"]\n", ["../gpu", "line 2"]),
             ("recording: {driver: gpu.example.com}\n", ["driver", "line 1"]),

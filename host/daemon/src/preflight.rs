@@ -3,6 +3,7 @@
 mod kubelet;
 mod runtimes;
 
+use std::fs::Metadata;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -10,6 +11,7 @@ use serde::Serialize;
 use crate::app;
 use crate::config::{Config, KubernetesConfig};
 use nodedock_base::error::chain;
+use nodedock_base::file;
 use nodedock_kube::client::{ApiError, KubeClient};
 use nodedock_kube::extended_resources::{self, Decision};
 use nodedock_kube::preflight::{self, MissingRight};
@@ -77,10 +79,12 @@ fn cdi_directory(config: &Config) -> Check {
 /// A directory that exists and can be written, or can be made.
 fn writable(name: &'static str, path: &Path) -> Check {
     let shown = path.display();
-    let Some(existing) = path.ancestors().find(|ancestor| ancestor.exists()) else {
-        return Check::new(name, Verdict::Failed, format!("{shown} cannot be made"));
+    let (existing, found) = match first_existing(path) {
+        Ok(Some(existing)) => existing,
+        Ok(None) => return Check::new(name, Verdict::Failed, format!("{shown} cannot be made")),
+        Err(error) => return Check::new(name, Verdict::Failed, format!("{shown}: {error}")),
     };
-    if !existing.is_dir() {
+    if !found.is_dir() {
         return Check::new(name, Verdict::Failed, format!("{} is not a directory", existing.display()));
     }
     match rustix::fs::access(existing, rustix::fs::Access::WRITE_OK) {
@@ -90,6 +94,16 @@ fn writable(name: &'static str, path: &Path) -> Check {
             Check::new(name, Verdict::Failed, format!("{} cannot be written: {error}", existing.display()))
         }
     }
+}
+
+/// The path, or the first of the directories above it that is there.
+fn first_existing(path: &Path) -> std::io::Result<Option<(&Path, Metadata)>> {
+    for ancestor in path.ancestors() {
+        if let Some(found) = file::metadata(ancestor)? {
+            return Ok(Some((ancestor, found)));
+        }
+    }
+    Ok(None)
 }
 
 /// Whether runtimes look where the daemon writes, as far as its own config says.
@@ -109,15 +123,27 @@ fn spec_directories(config: &Config) -> Check {
 /// Whether two paths are the same directory: `/var/run` is a link to `/run`.
 fn is_same(a: &Path, b: &Path) -> bool {
     let real = |path: &Path| -> PathBuf {
-        let existing = path.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(path);
+        // no error: a path that cannot be followed is compared as it is
+        let existing = first_existing(path).ok().flatten().map_or(path, |(existing, _)| existing);
         let rest = path.strip_prefix(existing).unwrap_or(Path::new(""));
+        // no error: the same
         existing.canonicalize().unwrap_or_else(|_| existing.to_owned()).join(rest)
     };
     real(a) == real(b)
 }
 
 fn state_directory(config: &Config) -> Check {
-    writable("state directory", config.paths.checkpoint.parent().unwrap_or(&config.root))
+    const NAME: &str = "state directory";
+    match app::directories::faults(&config.paths) {
+        Ok(faults) if faults.is_empty() => {
+            writable(NAME, config.paths.checkpoint.parent().unwrap_or(&config.root))
+        }
+        Ok(faults) => {
+            let finding = format!("other users can change files of the daemon: {}", faults.join("; "));
+            Check::new(NAME, Verdict::Failed, finding)
+        }
+        Err(error) => Check::new(NAME, Verdict::Failed, chain(error.as_ref())),
+    }
 }
 
 /// The writer of a driver's file and grant decides what the driver may do.

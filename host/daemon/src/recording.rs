@@ -54,6 +54,7 @@ impl RecordedDrivers {
         // Safe to drop: the reader sees that the stream has no end.
         self.tasks.spawn_until_stopped("recording", async move {
             if let Err(status) = send(temporary, recorded, &previous_versions, &sender).await {
+                // no error: the client no longer reads
                 sender.send(Err(status)).await.ok();
             }
         });

@@ -223,7 +223,8 @@ fn extended(entry: &mut tar::Entry<'_, impl Read>) -> Result<Vec<u8>, Failure> {
 }
 
 fn whole(entry: &mut tar::Entry<'_, impl Read>) -> Result<Vec<u8>, Failure> {
-    let mut content = Vec::new();
+    // The caller has checked the size.
+    let mut content = Vec::with_capacity(usize::try_from(entry.size()).unwrap_or_default());
     entry.read_to_end(&mut content)?;
     if content.len() as u64 == entry.size() { Ok(content) } else { Err(truncated().into()) }
 }

@@ -1,9 +1,8 @@
 //! Collects entries into a snapshot and checks each.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry as Slot;
 
-use crate::limit::{ENTRIES_MAX, FILE_BYTES_MAX, TOTAL_BYTES_MAX};
+use crate::limit::{ENTRIES_MAX, FILE_BYTES_MAX, PATHS_BYTES_MAX, TOTAL_BYTES_MAX};
 use crate::links::Links;
 use crate::{Entry, Refusal, Snapshot, SnapshotError, path};
 
@@ -11,8 +10,10 @@ use crate::{Entry, Refusal, Snapshot, SnapshotError, path};
 #[derive(Default)]
 pub(crate) struct Collector {
     entries: BTreeMap<String, Entry>,
-    /// Bytes of all files and of the targets of all links.
+    /// Bytes of all files.
     bytes: u64,
+    /// Bytes of all paths and of the targets of all links.
+    path_bytes: u64,
 }
 
 impl Collector {
@@ -26,25 +27,14 @@ impl Collector {
 
     /// Adds an entry below its parent directories. A directory may occur several times, as in an archive that was appended to.
     pub(crate) fn add(&mut self, segments: &[&str], entry: Entry) -> Result<(), Refusal> {
-        let mut ancestor = String::new();
-        for segment in &segments[..segments.len().saturating_sub(1)] {
-            ancestor = format!("{ancestor}/{segment}");
-            self.directory(&ancestor)?;
-        }
-        let Some(name) = segments.last() else { return Ok(()) };
-        let path = format!("{ancestor}/{name}");
+        let Some((_, ancestors)) = segments.split_last() else { return Ok(()) };
+        let path = format!("/{}", segments.join("/"));
+        self.directories(&path, ancestors)?;
         self.check(&path, &entry)?;
         if entry == Entry::Directory && self.entries.get(&path) == Some(&Entry::Directory) {
             return Ok(());
         }
-        let bytes = match &entry {
-            Entry::File(content) => content.len(),
-            Entry::Link(target) => target.len(),
-            Entry::Directory | Entry::Node { .. } => 0,
-        };
-        self.insert(path, entry)?;
-        self.bytes += bytes as u64;
-        Ok(())
+        self.insert(path, entry)
     }
 
     /// Returns an earlier entry.
@@ -79,34 +69,53 @@ impl Collector {
         match entry {
             Entry::File(content) => self.admit_file(content.len() as u64),
             Entry::Directory => Ok(()),
-            Entry::Link(target) => {
-                path::target(path, target)?;
-                self.admit_file(target.len() as u64)
-            }
+            Entry::Link(target) => path::target(path, target).map(drop),
             Entry::Node { .. } if path.starts_with("/dev/") => Ok(()),
             Entry::Node { .. } => Err(Refusal::FileType { kind: "a device node elsewhere" }),
         }
     }
 
-    fn directory(&mut self, path: &str) -> Result<(), Refusal> {
-        match self.entries.get(path) {
-            Some(Entry::Directory) => Ok(()),
-            Some(_) => Err(Refusal::NotADirectory { ancestor: path.to_owned() }),
-            None => self.insert(path.to_owned(), Entry::Directory),
+    /// Adds the ancestors of a path that are not there yet.
+    fn directories(&mut self, path: &str, ancestors: &[&str]) -> Result<(), Refusal> {
+        let parent = path.rfind('/').unwrap_or_default();
+        // Every directory has its own ancestors.
+        if matches!(self.entries.get(&path[..parent]), Some(Entry::Directory)) {
+            return Ok(());
         }
-    }
-
-    fn insert(&mut self, path: String, entry: Entry) -> Result<(), Refusal> {
-        if self.entries.len() >= ENTRIES_MAX && !self.entries.contains_key(&path) {
-            return Err(Refusal::ManyEntries);
-        }
-        match self.entries.entry(path) {
-            Slot::Occupied(_) => Err(Refusal::Duplicate),
-            Slot::Vacant(slot) => {
-                slot.insert(entry);
-                Ok(())
+        let mut end = 0;
+        for segment in ancestors {
+            end += 1 + segment.len();
+            let ancestor = &path[..end];
+            match self.entries.get(ancestor) {
+                Some(Entry::Directory) => {}
+                Some(_) => return Err(Refusal::NotADirectory { ancestor: ancestor.to_owned() }),
+                None => self.insert(ancestor.to_owned(), Entry::Directory)?,
             }
         }
+        Ok(())
+    }
+
+    /// The only place where entries are added, and counted.
+    fn insert(&mut self, path: String, entry: Entry) -> Result<(), Refusal> {
+        if self.entries.contains_key(&path) {
+            return Err(Refusal::Duplicate);
+        }
+        if self.entries.len() >= ENTRIES_MAX {
+            return Err(Refusal::ManyEntries);
+        }
+        let (bytes, target) = match &entry {
+            Entry::File(content) => (content.len(), 0),
+            Entry::Link(target) => (0, target.len()),
+            Entry::Directory | Entry::Node { .. } => (0, 0),
+        };
+        let path_bytes = self.path_bytes + (path.len() + target) as u64;
+        if path_bytes > PATHS_BYTES_MAX {
+            return Err(Refusal::LongPaths);
+        }
+        self.path_bytes = path_bytes;
+        self.bytes += bytes as u64;
+        self.entries.insert(path, entry);
+        Ok(())
     }
 }
 
@@ -115,12 +124,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_and_links_have_a_bound_together() {
-        let full = || Collector { bytes: TOTAL_BYTES_MAX, ..Collector::default() };
-        let long = Collector { bytes: TOTAL_BYTES_MAX - 5, ..Collector::default() };
-        assert_eq!(full().add(&["sys", "a"], Entry::File(vec![0])), Err(Refusal::ManyBytes));
-        assert_eq!(full().add(&["sys", "a"], Entry::Link("b".into())), Err(Refusal::ManyBytes));
-        assert_eq!({ long }.add(&["sys", "a"], Entry::Link("12345".into())), Ok(()));
-        assert_eq!(full().add(&["sys", "a"], Entry::Directory), Ok(()));
+    fn files_have_a_bound_together() {
+        let mut full = Collector { bytes: TOTAL_BYTES_MAX, ..Collector::default() };
+        assert_eq!(full.add(&["sys", "a"], Entry::File(vec![0])), Err(Refusal::ManyBytes));
+        assert_eq!(full.add(&["sys", "a"], Entry::Link("b".into())), Ok(()));
+        assert_eq!(full.add(&["sys", "b"], Entry::Directory), Ok(()));
+    }
+
+    #[test]
+    fn paths_and_targets_have_a_bound_together() {
+        let full = |left| Collector { path_bytes: PATHS_BYTES_MAX - left, ..Collector::default() };
+        let link = || Entry::Link("12345".into());
+        assert_eq!(full(4 + 6 + 5).add(&["sys", "a"], link()), Ok(()));
+        assert_eq!(full(4 + 6 + 4).add(&["sys", "a"], link()), Err(Refusal::LongPaths));
+        assert_eq!(full(4 + 6).add(&["sys", "a"], Entry::Directory), Ok(()));
+        assert_eq!(
+            full(3).add(&["sys", "a"], Entry::Directory),
+            Err(Refusal::LongPaths),
+            "an ancestor counts"
+        );
+        let mut twice = full(4);
+        assert_eq!(twice.add(&["sys"], Entry::Directory), Ok(()));
+        assert_eq!(twice.add(&["sys"], Entry::Directory), Ok(()), "it is there already");
     }
 }

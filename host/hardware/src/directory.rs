@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use crate::collect::Collector;
-use crate::limit::{ENTRIES_MAX, FILE_BYTES_MAX};
+use crate::limit::FILE_BYTES_MAX;
 use crate::path::segments;
 use crate::{Entry, NodeKind, Refusal, Snapshot, SnapshotError};
 
@@ -19,25 +19,29 @@ pub(crate) fn load(directory: &Path) -> Result<Snapshot, SnapshotError> {
         .map_err(|source| SnapshotError::Open { file: file.clone(), source })?
         .ok_or_else(no_sysfs)?;
     let mut loading = Loading { file: &file, root: &root, collector: Collector::default() };
+    // Directories that are entries already, so that they have the bounds of entries.
     let mut pending = vec![PathBuf::new()];
     while let Some(path) = pending.pop() {
-        pending.extend(loading.take(&path)?);
-        // Before they become entries, so that the names of a huge directory do not fill the memory.
-        if loading.collector.len() + pending.len() > ENTRIES_MAX {
-            return Err(loading.refused(&path, Refusal::ManyEntries));
+        let unreadable = |source| loading.unreadable(&path, source);
+        for entry in fs::read_dir(root.join(&path)).map_err(unreadable)? {
+            let name = entry.map_err(|source| loading.unreadable(&path, source))?.file_name();
+            let path = path.join(name);
+            if loading.take(&path)? {
+                pending.push(path);
+            }
         }
     }
     loading.collector.finish(&file)
 }
 
 fn root(directory: &Path) -> io::Result<Option<PathBuf>> {
-    if directory.join("sys").is_dir() {
+    if directory.join("sys").try_exists()? {
         return Ok(Some(directory.to_owned()));
     }
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
-        if path.join("sys").is_dir() {
+        if path.join("sys").try_exists()? {
             found.push(path);
         }
     }
@@ -51,19 +55,15 @@ struct Loading<'a> {
 }
 
 impl Loading<'_> {
-    /// Takes one entry and returns the paths in it, relative to the root.
-    fn take(&mut self, path: &Path) -> Result<Vec<PathBuf>, SnapshotError> {
+    /// Takes one entry, and returns whether it is a directory.
+    fn take(&mut self, path: &Path) -> Result<bool, SnapshotError> {
         let segments =
             segments(path.as_os_str().as_bytes()).map_err(|refusal| self.refused(path, refusal))?;
         let here = self.root.join(path);
         let metadata = fs::symlink_metadata(&here).map_err(|source| self.unreadable(path, source))?;
-        if metadata.is_dir() {
-            self.collector.add(&segments, Entry::Directory).map_err(|refusal| self.refused(path, refusal))?;
-            return names(&here, path).map_err(|source| self.unreadable(path, source));
-        }
-        let entry = self.entry(path, &here, &metadata)?;
+        let entry = if metadata.is_dir() { Entry::Directory } else { self.entry(path, &here, &metadata)? };
         self.collector.add(&segments, entry).map_err(|refusal| self.refused(path, refusal))?;
-        Ok(Vec::new())
+        Ok(metadata.is_dir())
     }
 
     fn entry(&self, path: &Path, here: &Path, metadata: &Metadata) -> Result<Entry, SnapshotError> {
@@ -93,10 +93,6 @@ impl Loading<'_> {
     fn unreadable(&self, path: &Path, source: io::Error) -> SnapshotError {
         SnapshotError::Read { file: self.file.to_owned(), entry: path.display().to_string(), source }
     }
-}
-
-fn names(here: &Path, path: &Path) -> io::Result<Vec<PathBuf>> {
-    fs::read_dir(here)?.take(ENTRIES_MAX + 1).map(|entry| Ok(path.join(entry?.file_name()))).collect()
 }
 
 /// Reads one byte more than allowed at most, because a file may grow; its size is checked again when it is added.

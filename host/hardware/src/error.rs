@@ -6,7 +6,7 @@ use thiserror::Error;
 
 use crate::limit::{
     ARCHIVE_BYTES_MAX, DEPTH_MAX, ENTRIES_MAX, EXTENDED_HEADER_BYTES_MAX, FILE_BYTES_MAX, LINKS_MAX,
-    PATH_BYTES_MAX, TOTAL_BYTES_MAX, TRAILING_BYTES_MAX,
+    PATH_BYTES_MAX, PATHS_BYTES_MAX, TOTAL_BYTES_MAX, TRAILING_BYTES_MAX,
 };
 
 /// Why a snapshot could not be read or written. `file` is the archive or the directory.
@@ -127,8 +127,11 @@ pub enum Refusal {
     #[error("the extended header after this entry has more than {EXTENDED_HEADER_BYTES_MAX} bytes")]
     LargeHeader,
     /// All files together are too large.
-    #[error("the files and links up to this one have more than {TOTAL_BYTES_MAX} bytes")]
+    #[error("the files up to this one have more than {TOTAL_BYTES_MAX} bytes")]
     ManyBytes,
+    /// All paths and targets of links together are too long.
+    #[error("the paths and targets of links up to this one have more than {PATHS_BYTES_MAX} bytes")]
+    LongPaths,
     /// The archive is too large after decompression.
     #[error(
         "the archive has more than {ARCHIVE_BYTES_MAX} bytes after decompression, or {TRAILING_BYTES_MAX} after its end marker"

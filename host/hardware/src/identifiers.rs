@@ -1,4 +1,5 @@
-//! Which files of `/sys` and `/proc` identify a machine, its parts or its users, and what replaces their content. Pure.
+//! Which files of `/sys` and `/proc` identify a machine, its parts or its users by their names, and what replaces their content. Pure. Of
+//! other files of `/sys` the [`vocabulary`](crate::vocabulary) says what is kept.
 //!
 //! A value that identifies something is replaced by a placeholder of the same shape: the digits and letters become zeros that end in a
 //! number, by the order of paths. A MAC address becomes `02:00:00:00:00:01`, a serial number `00000001`. The same value has the same
@@ -107,6 +108,9 @@ pub const IDENTIFIERS: &[Identifier] = &[
     Identifier { files: &["**/edid"], content: "serial numbers of monitors" },
 ];
 
+/// Files that are no identifiers in spite of their names: the kernel gives the name of its controller to a root hub as a serial number.
+const NO_IDENTIFIERS: &[&str] = &["**/usb[0-9]*/serial"];
+
 /// Texts that vendors write in place of a serial number.
 const NO_VALUE: &[&str] = &[
     "(null)",
@@ -134,14 +138,20 @@ const SPREAD_BYTES_MIN: usize = 6;
 /// Bytes of a value of digits only from which on it is replaced in other files too: shorter ones are mostly something else there.
 const SPREAD_DIGITS_MIN: usize = 8;
 
-static FILES: LazyLock<GlobSet> = LazyLock::new(|| {
+static FILES: LazyLock<GlobSet> =
+    LazyLock::new(|| glob_set(IDENTIFIERS.iter().flat_map(|identifier| identifier.files)));
+
+static OTHER_FILES: LazyLock<GlobSet> = LazyLock::new(|| glob_set(NO_IDENTIFIERS));
+
+/// Builds the globs of a list in this crate.
+pub(crate) fn glob_set<'a>(patterns: impl IntoIterator<Item = &'a &'static str>) -> GlobSet {
     let mut globs = GlobSetBuilder::new();
-    for glob in IDENTIFIERS.iter().flat_map(|identifier| identifier.files) {
-        let glob = GlobBuilder::new(glob).literal_separator(true).build();
-        globs.add(glob.expect("the globs of this file are valid"));
+    for pattern in patterns {
+        let glob = GlobBuilder::new(pattern).literal_separator(true).build();
+        globs.add(glob.expect("the globs of this crate are valid"));
     }
-    globs.build().expect("the globs of this file are valid")
-});
+    globs.build().expect("the globs of this crate are valid")
+}
 
 /// An address of six to twenty bytes: Ethernet, Bluetooth, EUI-64, InfiniBand.
 static HARDWARE_ADDRESS: LazyLock<Regex> =
@@ -161,7 +171,7 @@ fn regex(pattern: &str) -> Regex {
 
 /// Returns whether the whole content of a file is replaced.
 pub(crate) fn is_identifier(path: &str) -> bool {
-    FILES.is_match(path)
+    FILES.is_match(path) && !OTHER_FILES.is_match(path)
 }
 
 /// Returns where a text of any file has identifiers: hardware addresses, and values of keys that name one. In order, and apart.
@@ -272,6 +282,7 @@ mod tests {
             "/sys/devices/pci0000:00/0000:00:03.0/vendor",
             "/sys/devices/virtual/dmi/id/product_name",
             "/sys/bus/pci/slots/1/address",
+            "/sys/devices/pci0000:00/0000:00:14.0/usb1/serial",
             "/sys/firmware/devicetree/base/aliases/serial0",
             "/sys/devices/pci0000:00/0000:00:03.0/net/eth0/mtu",
             "/sys/devices/pci0000:00/0000:00:1d.0/nvme/nvme0/model",

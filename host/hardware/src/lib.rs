@@ -29,11 +29,13 @@ mod error;
 pub mod identifiers;
 pub mod limit;
 mod links;
+mod nodes;
 mod path;
 mod record;
 mod redact;
 #[cfg(test)]
 mod tests;
+pub mod vocabulary;
 mod write;
 
 use std::collections::BTreeMap;
@@ -43,6 +45,7 @@ use std::io::{self, Read, Write};
 use std::path::Path;
 
 pub use error::{Refusal, SnapshotError};
+pub use nodes::Node;
 pub use record::{Recorder, Recording, Skipped, Summary};
 pub use redact::Redacted;
 
@@ -169,8 +172,8 @@ impl Snapshot {
         write::archive(self, out)
     }
 
-    /// Returns the snapshot with placeholders for what identifies the machine, as [`identifiers`] lists it, and for `known` texts, such
-    /// as the machine's name.
+    /// Returns the snapshot with placeholders for what identifies the machine, as [`identifiers`] lists it, for texts of `/sys` that are not
+    /// of the [`vocabulary`], and for `known` texts, such as the machine's name.
     pub fn redacted(self, known: &[String]) -> (Self, Redacted) {
         redact::redact(self, known)
     }

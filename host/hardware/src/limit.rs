@@ -6,7 +6,7 @@ pub const ENTRIES_MAX: usize = 500_000;
 /// Bytes of one file. Files of `/sys` and `/proc` are far smaller; the largest that a snapshot has use for are tables of the firmware.
 pub const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// Bytes of all files and targets of links, because a snapshot is held in memory.
+/// Bytes of all files, because a snapshot is held in memory.
 pub const TOTAL_BYTES_MAX: u64 = 256 << 20;
 
 /// Bytes of an archive after decompression: the files, and for each entry two blocks of tar. It stops a small file that expands without
@@ -18,6 +18,10 @@ pub const DEPTH_MAX: usize = 64;
 
 /// Bytes of a path, and of a link's target, as `PATH_MAX` of Linux.
 pub const PATH_BYTES_MAX: usize = 4096;
+
+/// Bytes of all paths and of all targets of links, since they are held in memory too, and each segment is looked up: 128 for each entry. It
+/// bounds the depth of all paths together.
+pub const PATHS_BYTES_MAX: u64 = 64 << 20;
 
 /// Bytes of an extended header of tar: a path, a target, or records of pax with some attributes.
 pub const EXTENDED_HEADER_BYTES_MAX: u64 = 64 << 10;

@@ -8,6 +8,7 @@ mod reader;
 mod selection;
 /// Whether there is a device node, or a link that is kept, in a directory of `/dev` or below it. The names of others are those of volumes.
 fn has_node(directory: &Path, depth: usize) -> bool {
+    // no error: a recording leaves out what cannot be read
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.into_iter().any(|entry| match entry.file_type() {
         Ok(kind) if kind.is_dir() => depth > 0 && has_node(&entry.path(), depth - 1),
@@ -290,7 +291,7 @@ impl Walk<'_> {
         let segments: Vec<_> = path.split('/').skip(1).collect();
         match self.collector.add(&segments, entry) {
             Ok(()) => {}
-            Err(refusal @ (Refusal::ManyEntries | Refusal::ManyBytes)) => {
+            Err(refusal @ (Refusal::ManyEntries | Refusal::ManyBytes | Refusal::LongPaths)) => {
                 return Err(self.refused(path, refusal));
             }
             Err(_) => return self.skip(path, Skipped::Unsuitable).map(drop),

@@ -1,7 +1,8 @@
 //! Replaces what identifies a machine in a snapshot. Pure.
 //!
 //! Two passes: the first finds the values, in the order of the paths; the second replaces them in contents, in paths and in targets of
-//! links, since the same serial number or address is in several files, and in names such as `enx3cfdfea1b2c3`.
+//! links, since the same serial number or address is in several files, and in names such as `enx3cfdfea1b2c3`. Words that are not of the
+//! vocabulary are replaced where they are.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -13,6 +14,7 @@ use crate::identifiers::{
     is_hardware_address, is_identifier, is_particular, is_value, placeholder, text, values_in,
     values_of_lines,
 };
+use crate::vocabulary::{is_kept, unknown_words};
 use crate::{Entry, Snapshot};
 
 /// Bytes of the name of a machine from which on it is replaced.
@@ -32,16 +34,27 @@ pub struct Redacted {
 
 pub(crate) fn redact(snapshot: Snapshot, known: &[String]) -> (Snapshot, Redacted) {
     let mut placeholders = Placeholders::default();
-    for (path, entry) in snapshot.entries() {
-        if let Entry::File(content) = entry
-            && let Some(text) = text(content)
-        {
-            values(path, text).into_iter().for_each(|range| placeholders.add(&text[range]));
-        }
+    let texts = || {
+        let files = snapshot.entries().filter_map(|(path, entry)| match entry {
+            Entry::File(content) => Some((path, text(content)?)),
+            _ => None,
+        });
+        files.collect::<Vec<_>>()
+    };
+    for (path, text) in texts() {
+        values(path, text).into_iter().for_each(|range| placeholders.add(&text[range]));
     }
     placeholders.add_known(known, &snapshot);
-    let replacer = Replacer::new(placeholders);
-    let mut redacted = Redacted { values: replacer.placeholders.len(), ..Redacted::default() };
+    let names: HashSet<String> =
+        snapshot.entries.keys().flat_map(|path| path.split('/')).map(str::to_owned).collect();
+    let names: HashSet<&str> = names.iter().map(String::as_str).collect();
+    let mut words = placeholders.words();
+    for (path, text) in texts() {
+        let unknown = unknown_words(path, text, &names);
+        unknown.into_iter().for_each(|range| words.add(&text[range]));
+    }
+    let replacer = Replacer::new(placeholders, words, names);
+    let mut redacted = Redacted { values: replacer.words.by_value.len(), ..Redacted::default() };
     let mut collector = Collector::default();
     for (path, entry) in snapshot.entries {
         let entry = match entry {
@@ -71,6 +84,11 @@ struct Placeholders {
 }
 
 impl Placeholders {
+    /// Begins with the values so far, for words that are replaced only where they are found.
+    fn words(&self) -> Self {
+        Self { by_value: self.by_value.clone(), names: HashSet::new(), ..*self }
+    }
+
     /// A name that is also that of an entry, such as a driver's, says nothing about the machine elsewhere.
     fn add_known(&mut self, known: &[String], snapshot: &Snapshot) {
         let is_entry =
@@ -109,14 +127,17 @@ struct Occurrence {
     is_in_names: bool,
 }
 
-struct Replacer {
+struct Replacer<'a> {
     placeholders: HashMap<String, String>,
+    words: Placeholders,
+    /// Of the snapshot's entries.
+    names: HashSet<&'a str>,
     searched: AhoCorasick,
     occurrences: Vec<Occurrence>,
 }
 
-impl Replacer {
-    fn new(placeholders: Placeholders) -> Self {
+impl<'a> Replacer<'a> {
+    fn new(placeholders: Placeholders, words: Placeholders, names: HashSet<&'a str>) -> Self {
         let mut texts = Vec::new();
         let mut occurrences = Vec::new();
         let mut values: Vec<_> = placeholders.by_value.iter().collect();
@@ -140,25 +161,27 @@ impl Replacer {
             .match_kind(MatchKind::LeftmostLongest)
             .build(texts)
             .expect("the values of a snapshot are fewer bytes than the automaton can have");
-        Replacer { placeholders: placeholders.by_value, searched, occurrences }
+        Replacer { placeholders: placeholders.by_value, words, names, searched, occurrences }
     }
 
     fn file(&self, path: &str, content: &[u8]) -> Vec<u8> {
         let mut replaced = Vec::with_capacity(content.len());
         let mut end = 0;
+        let mut unknown = Vec::new();
         if let Some(text) = text(content) {
+            unknown = unknown_words(path, text, &self.names);
             for range in values(path, text) {
                 let value = &text[range.clone()];
-                self.copy(content, end..range.start, |_| true, &mut replaced);
+                self.copy(content, end..range.start, &unknown, |_| true, &mut replaced);
                 let placeholder = self.placeholders.get(&value.to_ascii_lowercase());
                 replaced.extend_from_slice(placeholder.map_or(value, String::as_str).as_bytes());
                 end = range.end;
             }
-        } else if is_identifier(path) {
+        } else if is_identifier(path) || !is_kept(path) {
             // What it contains has no shape that a program could expect, but a size.
             return vec![0; content.len()];
         }
-        self.copy(content, end..content.len(), |_| true, &mut replaced);
+        self.copy(content, end..content.len(), &unknown, |_| true, &mut replaced);
         replaced
     }
 
@@ -167,7 +190,7 @@ impl Replacer {
         let segment = |segment: &str| {
             let mut replaced = Vec::with_capacity(segment.len());
             let is_in_names = |occurrence: &Occurrence| occurrence.is_in_names;
-            self.copy(segment.as_bytes(), 0..segment.len(), is_in_names, &mut replaced);
+            self.copy(segment.as_bytes(), 0..segment.len(), &[], is_in_names, &mut replaced);
             String::from_utf8(replaced).expect("whole texts are replaced by ASCII")
         };
         name.split('/').map(segment).collect::<Vec<_>>().join("/")
@@ -178,6 +201,7 @@ impl Replacer {
         &self,
         content: &[u8],
         part: Range<usize>,
+        unknown: &[Range<usize>],
         is_wanted: impl Fn(&Occurrence) -> bool,
         to: &mut Vec<u8>,
     ) {
@@ -186,10 +210,26 @@ impl Replacer {
             let occurrence = &self.occurrences[found.pattern().as_usize()];
             let is_here = !occurrence.is_word || is_word(content, found.range());
             if is_wanted(occurrence) && is_here {
-                to.extend_from_slice(&content[end..found.start()]);
+                self.copy_words(content, end..found.start(), unknown, to);
                 to.extend_from_slice(occurrence.placeholder.as_bytes());
                 end = found.end();
             }
+        }
+        self.copy_words(content, end..part.end, unknown, to);
+    }
+
+    /// Copies a part in which no value occurs, with placeholders for unknown words.
+    fn copy_words(&self, content: &[u8], part: Range<usize>, unknown: &[Range<usize>], to: &mut Vec<u8>) {
+        let mut end = part.start;
+        let first = unknown.partition_point(|word| word.end <= part.start);
+        for word in unknown[first..].iter().take_while(|word| word.start < part.end) {
+            // Of a word that has a value in it the rest is left.
+            let word = word.start.max(part.start)..word.end.min(part.end);
+            to.extend_from_slice(&content[end..word.start]);
+            end = word.end;
+            let text = String::from_utf8_lossy(&content[word]);
+            let known = self.words.by_value.get(&text.to_ascii_lowercase());
+            to.extend_from_slice(known.map_or_else(|| placeholder(&text, 0), String::clone).as_bytes());
         }
         to.extend_from_slice(&content[end..part.end]);
     }
@@ -227,9 +267,12 @@ mod tests {
     #[test]
     fn values_are_replaced_in_content_that_is_no_text() {
         let machine =
-            snapshot(&[("/sys/a/serial", b"A50285BI"), ("/sys/a/strings", b"\0A50285BI\0xA50285BI")]);
+            snapshot(&[("/sys/a/serial", b"A50285BI"), ("/sys/a/descriptors", b"\0A50285BI\0xA50285BI")]);
         let (redacted, _) = machine.redacted(&[]);
-        assert_eq!(redacted.get("/sys/a/strings"), Some(&Entry::File(b"\x0000000001\0xA50285BI".to_vec())));
+        assert_eq!(
+            redacted.get("/sys/a/descriptors"),
+            Some(&Entry::File(b"\x0000000001\0xA50285BI".to_vec()))
+        );
     }
 
     #[test]

@@ -135,6 +135,7 @@ impl KubeClient {
             return Some(version);
         }
         let began = Instant::now();
+        // no error: the version is unknown then, and read again
         let version = self.client().apiserver_version().await.ok()?;
         // Distributions report `34+`.
         let number = |text: &str| text.trim_end_matches('+').parse::<u32>().ok();

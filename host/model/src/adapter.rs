@@ -3,6 +3,7 @@
 //! A device plugin's IDs are any text, and DRA's device names are DNS labels. [`device_name`] encodes an ID so that no two have the same
 //! name, and [`device_id`] decodes it.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
@@ -178,17 +179,20 @@ impl Adapter {
         file.check()
     }
 
-    /// Returns the pool's devices by the plugin's list, with what `/sys` says; of IDs that have one name, the first in the list.
-    pub fn devices(
+    /// Returns the pool's devices by the plugin's list, with what `/sys` says; of IDs that have one name, the first in the list. Fails if
+    /// `read` fails: `None` is what the node does not have.
+    pub fn devices<E>(
         &self,
         listed: &BTreeMap<String, PluginDevice>,
-        read: impl Fn(&str) -> Option<String>,
-    ) -> BTreeMap<DeviceName, Device> {
+        read: impl Fn(&str) -> Result<Option<String>, E>,
+    ) -> Result<BTreeMap<DeviceName, Device>, E> {
         let mut devices = BTreeMap::new();
         for device in listed.values() {
-            devices.entry(device_name(&device.id)).or_insert_with(|| self.device(device, &read));
+            if let Entry::Vacant(entry) = devices.entry(device_name(&device.id)) {
+                entry.insert(self.device(device, &read)?);
+            }
         }
-        devices
+        Ok(devices)
     }
 
     /// Returns the identity strings of the device with an ID. They depend on the ID alone, so a device that no list has any more has them too.
@@ -203,7 +207,11 @@ impl Adapter {
         found.into_iter().take(limit::IDENTITIES_MAX).collect()
     }
 
-    fn device(&self, listed: &PluginDevice, read: impl Fn(&str) -> Option<String>) -> Device {
+    fn device<E>(
+        &self,
+        listed: &PluginDevice,
+        read: impl Fn(&str) -> Result<Option<String>, E>,
+    ) -> Result<Device, E> {
         let mut device = Device {
             numa_nodes: listed.numa_nodes.clone(),
             identity: self.identity(&listed.id),
@@ -219,7 +227,7 @@ impl Adapter {
             for (name, source) in &rule.attributes {
                 let (kind, text) = match source {
                     AttributeSource::Value(kind, template) => (kind, Some(expand(template))),
-                    AttributeSource::Sysfs(kind, template) => (kind, read(&expand(template))),
+                    AttributeSource::Sysfs(kind, template) => (kind, read(&expand(template))?),
                 };
                 // What the node does not have is left out, and so is what is not of the type.
                 let value = text.and_then(|text| kind.value(text.trim()));
@@ -233,7 +241,7 @@ impl Adapter {
             let name = QualifiedName::new(DEVICE_ID_ATTRIBUTE).expect("the name is one of the API");
             device.attributes.entry(name).or_insert(id);
         }
-        device
+        Ok(device)
     }
 }
 

@@ -4,7 +4,7 @@
 //! was called for its options. Ignores the options in the request, as a kubelet does.
 
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use nodedock_proto::kubelet::device_plugin::v1beta1 as wire;
@@ -14,6 +14,7 @@ use tonic::{Code, Request, Response, Status};
 use wire::registration_server::{Registration, RegistrationServer};
 
 use crate::endpoints::{Endpoints, Location, PluginSink};
+use nodedock_base::directories;
 use nodedock_base::error::chain;
 use nodedock_base::grpc;
 use nodedock_base::socket::{self, BindError};
@@ -23,8 +24,8 @@ use nodedock_model::{ExtendedResource, Problem, ProblemCode, ProblemKind, limit}
 /// The socket's name (device plugin API).
 const SOCKET: &str = "kubelet.sock";
 const VERSION: &str = "v1beta1";
-/// The mode that a kubelet uses.
-const DIRECTORY_MODE: u32 = 0o750;
+/// Plugins that register belong to root or the daemon's user.
+const DIRECTORY_MODE: u32 = 0o700;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
@@ -39,17 +40,13 @@ pub enum ListenError {
 /// Creates the socket, and the directory if necessary. Removes every socket in the directory first, as a kubelet does: plugins that
 /// lost their socket and see the new one create theirs again and register.
 pub async fn listen(directory: &Path) -> Result<UnixListener, ListenError> {
-    make(directory).map_err(|source| ListenError::Directory { directory: directory.to_owned(), source })?;
+    directories::make(directory, DIRECTORY_MODE)
+        .map_err(|source| ListenError::Directory { directory: directory.to_owned(), source })?;
     let path = directory.join(SOCKET);
     // Before anything is removed: the plugins belong to another process.
     socket::refuse_occupied(&path).await?;
     sweep(directory).map_err(|source| ListenError::Sweep { directory: directory.to_owned(), source })?;
     Ok(socket::bind(&path).await?)
-}
-
-fn make(directory: &Path) -> io::Result<()> {
-    directory.parent().map_or(Ok(()), std::fs::create_dir_all)?;
-    std::fs::DirBuilder::new().recursive(true).mode(DIRECTORY_MODE).create(directory)
 }
 
 /// Removes sockets; files and directories stay.

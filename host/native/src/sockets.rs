@@ -4,6 +4,7 @@
 //! not followed. Never connects to a socket and never deletes one: the worker finds out whether a process listens.
 
 use std::collections::{BTreeMap, HashSet};
+use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -14,6 +15,7 @@ use notify::event::{EventKind, ModifyKind, RenameMode};
 use tokio::sync::mpsc;
 
 use nodedock_base::error::chain;
+use nodedock_base::file;
 use nodedock_base::tasks::Tasks;
 use nodedock_base::watched::{self, Directory};
 use nodedock_model::limit;
@@ -135,7 +137,8 @@ struct Walk {
 }
 
 impl Walk {
-    /// Only an error of the top directory counts: a subdirectory may be removed during the walk.
+    /// A subdirectory may be removed during the walk, and one that this process may not list has no sockets. Any other error counts: the
+    /// sockets that it hides are not gone.
     fn directory(&mut self, directory: &Path, depth: usize) -> io::Result<()> {
         let mut below = Vec::new();
         for entry in std::fs::read_dir(directory)? {
@@ -148,37 +151,51 @@ impl Walk {
                 return Ok(());
             }
             self.entries_left -= 1;
-            let Ok(kind) = entry.file_type() else { continue };
+            let kind = match entry.file_type() {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                kind => kind?,
+            };
             if kind.is_dir() {
                 below.push(entry.path());
             } else if kind.is_socket() || kind.is_symlink() {
-                self.socket(entry.path());
+                self.socket(entry.path())?;
             }
         }
         for directory in below {
             if depth >= limit::REGISTRY_DEPTH_MAX {
                 self.too_many = true;
             } else if let Err(error) = self.directory(&directory, depth + 1) {
-                tracing::debug!(directory = %directory.display(), error = chain(&error), "a directory below is not listed");
+                match error.kind() {
+                    io::ErrorKind::NotFound
+                    | io::ErrorKind::NotADirectory
+                    | io::ErrorKind::PermissionDenied => {
+                        tracing::debug!(directory = %directory.display(), error = chain(&error), "a directory below is not listed");
+                    }
+                    _ => return Err(error),
+                }
             }
         }
         Ok(())
     }
 
-    fn socket(&mut self, path: PathBuf) {
-        let Some(stamp) = stamp(&path) else { return };
+    fn socket(&mut self, path: PathBuf) -> io::Result<()> {
+        let Some(stamp) = stamp(&path)? else { return Ok(()) };
         if self.found.len() >= limit::PLUGIN_SOCKETS_MAX {
             self.too_many = true;
-            return;
+            return Ok(());
         }
         self.found.insert(path, stamp);
+        Ok(())
     }
 }
 
 /// Follows links. `None`: it is not a socket.
-fn stamp(path: &Path) -> Option<Stamp> {
-    let found = std::fs::metadata(path).ok().filter(|found| found.file_type().is_socket())?;
-    Some(Stamp { device: found.dev(), inode: found.ino(), born: found.created().ok() })
+fn stamp(path: &Path) -> io::Result<Option<Stamp>> {
+    let found = file::reachable(path)?.filter(|found| found.file_type().is_socket());
+    // Not every file system has a time of birth.
+    let stamp =
+        |found: Metadata| Stamp { device: found.dev(), inode: found.ino(), born: found.created().ok() };
+    Ok(found.map(stamp))
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! A compiled driver as the compiler writes it and the cache keeps it: code, a report, and a seal over both.
 //!
 //! The code comes first, so that the file can be mapped as it is. It runs as native code in this process: nothing of a file is used
-//! before its seal is verified, and the file that is mapped is the open file that was verified.
+//! before its seal is verified, and the file that is mapped is the open file that was verified. A file of the cache is sealed with a key
+//! that only the daemon has. The compiler's process has no key: its parent reads what it wrote from a pipe that no other process has.
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,6 +10,7 @@ use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
+use hmac::{Hmac, KeyInit, Mac};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use wasmtime::Engine;
@@ -18,13 +20,14 @@ use super::admission::{CONTRACT_VERSION, LoadError, Surface};
 use super::digest_text;
 
 /// Of the layout below. A change makes files of another name.
-const FORMAT: u8 = 2;
+const FORMAT: u8 = 3;
 /// Compiled code: two to three times its source.
 pub(super) const CODE_BYTES_MAX: u64 = 256 << 20;
 /// Names of what a driver imports and exports, as they are shown to people: real ones have 2 kB.
 pub(super) const REPORT_BYTES_MAX: usize = 256 << 10;
-/// After code and report: the length of the code, and a SHA-256 of the key and everything before.
-const SEAL_BYTES: usize = 8 + 32;
+/// After code and report: the length of the code, and an HMAC-SHA256 of what was compiled and everything before.
+const SEAL_BYTES: usize = 8 + SUM_BYTES;
+const SUM_BYTES: usize = 32;
 pub(super) const ARTIFACT_BYTES_MAX: u64 = CODE_BYTES_MAX + (REPORT_BYTES_MAX + SEAL_BYTES) as u64;
 
 /// What was compiled, and with which settings.
@@ -44,9 +47,37 @@ impl Key {
     pub(super) fn digest(&self) -> String {
         digest_text(&self.source)
     }
+}
 
-    fn seal(&self) -> Sha256 {
-        Sha256::new().chain_update(self.source).chain_update(self.settings.to_le_bytes())
+/// The key of a seal.
+#[derive(Clone)]
+pub(super) struct SealKey([u8; SEAL_KEY_BYTES]);
+
+pub(super) const SEAL_KEY_BYTES: usize = 32;
+
+impl SealKey {
+    /// For an artifact in a pipe: the seal shows that it is whole, and not who made it.
+    pub(super) const OF_PIPE: Self = Self([0; SEAL_KEY_BYTES]);
+
+    pub(super) fn random() -> io::Result<Self> {
+        let mut key = [0; SEAL_KEY_BYTES];
+        getrandom::fill(&mut key).map_err(io::Error::other)?;
+        Ok(Self(key))
+    }
+
+    /// None: the bytes have another length.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        bytes.try_into().map(Self).ok()
+    }
+
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// A seal to which the artifact's bytes are still to be added.
+    fn seal(&self, key: &Key) -> Hmac<Sha256> {
+        let seal = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes a key of any length");
+        seal.chain_update(key.source).chain_update(key.settings.to_le_bytes())
     }
 }
 
@@ -100,18 +131,16 @@ pub(super) struct Artifact {
 
 impl Artifact {
     /// Reads all of a file once, in small blocks, and verifies its seal.
-    pub(super) fn verify(mut file: File, key: &Key) -> Result<Self, ArtifactError> {
+    pub(super) fn verify(mut file: File, key: &Key, seal_key: &SealKey) -> Result<Self, ArtifactError> {
         let length = file.metadata()?.len();
         let end = length.checked_sub(SEAL_BYTES as u64).filter(|_| length <= ARTIFACT_BYTES_MAX);
         let end = end.ok_or(ArtifactError::Seal)?;
         file.rewind()?;
-        let digest = digest(key.seal(), (&file).take(end + 8))?;
+        let found = copy_sealed(seal_key.seal(key), (&file).take(end + 8), io::sink())?;
         let mut seal = [0; SEAL_BYTES];
         file.read_exact_at(&mut seal, end)?;
         let (code_bytes, sum) = seal.split_first_chunk().ok_or(ArtifactError::Seal)?;
-        if digest != *sum {
-            return Err(ArtifactError::Seal);
-        }
+        found.verify_slice(sum).map_err(|_| ArtifactError::Seal)?;
         let code_bytes = u64::from_le_bytes(*code_bytes);
         let report_bytes = end.checked_sub(code_bytes).and_then(|bytes| usize::try_from(bytes).ok());
         let mut report = vec![0; report_bytes.unwrap_or(0).min(REPORT_BYTES_MAX)];
@@ -128,14 +157,22 @@ impl Artifact {
         })
     }
 
-    /// Writes the whole file to another one.
-    pub(super) fn copy_to(&self, mut to: &File) -> io::Result<()> {
+    fn copy_to(&self, mut to: &File) -> io::Result<()> {
         let mut from = &self.file;
         from.rewind()?;
         io::copy(&mut from, &mut to).map(drop)
     }
 
-    /// The same artifact in a file that `copy_to` wrote.
+    /// Writes the artifact to another file with the seal of a key.
+    pub(super) fn seal_to(&self, mut to: &File, key: &Key, seal_key: &SealKey) -> io::Result<()> {
+        let mut from = &self.file;
+        let sealed = from.metadata()?.len() - SUM_BYTES as u64;
+        from.rewind()?;
+        let seal = copy_sealed(seal_key.seal(key), from.take(sealed), to)?;
+        to.write_all(&seal.finalize().into_bytes())
+    }
+
+    /// The same artifact in a file that `seal_to` wrote.
     pub(super) fn in_file(self, file: File) -> Self {
         Self { file, ..self }
     }
@@ -150,22 +187,26 @@ fn map(engine: &Engine, file: &File) -> wasmtime::Result<Component> {
     // The path names the open file itself, whatever was put at its own path since.
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     // SAFETY: the bytes were made by this program's own compiler with this engine's settings, and their seal was verified. They are in
-    // memory that only this process has, or in a file of ours in a directory of ours, where no other user can write, and we never
-    // change them. Wasmtime itself refuses code of another version or with other settings.
+    // memory that only this process has, or in a file of ours in a directory of ours, where no other user can write, sealed with a key
+    // that only this daemon has, and we never change them. Wasmtime itself refuses code of another version or with other settings.
     unsafe { Component::deserialize_file(engine, path) }
 }
 
-fn digest(mut sha: Sha256, mut from: impl Read) -> io::Result<[u8; 32]> {
+/// Copies everything, and adds it to a seal.
+fn copy_sealed(mut seal: Hmac<Sha256>, mut from: impl Read, mut to: impl Write) -> io::Result<Hmac<Sha256>> {
     let mut buffer = vec![0; 64 << 10];
     loop {
         match from.read(&mut buffer)? {
-            0 => return Ok(sha.finalize().into()),
-            count => sha.update(&buffer[..count]),
+            0 => return Ok(seal),
+            count => {
+                seal.update(&buffer[..count]);
+                to.write_all(&buffer[..count])?;
+            }
         }
     }
 }
 
-/// Writes compiled code and its report, and seals them.
+/// Writes compiled code and its report to a pipe, and seals them.
 pub(super) fn write(mut out: impl Write, key: &Key, code: &[u8], report: &Report) -> io::Result<()> {
     let mut text = serde_json::to_vec(report)?;
     if text.len() > REPORT_BYTES_MAX {
@@ -173,11 +214,11 @@ pub(super) fn write(mut out: impl Write, key: &Key, code: &[u8], report: &Report
         let refusal = Some(LoadError::TooComplex { what, max: REPORT_BYTES_MAX });
         text = serde_json::to_vec(&Report { surface: Surface::default(), refusal, spent: report.spent })?;
     }
-    let mut seal = key.seal();
+    let mut seal = SealKey::OF_PIPE.seal(key);
     for part in [code, &text, &(code.len() as u64).to_le_bytes()] {
         seal.update(part);
         out.write_all(part)?;
     }
-    out.write_all(&seal.finalize())?;
+    out.write_all(&seal.finalize().into_bytes())?;
     out.flush()
 }

@@ -1,7 +1,9 @@
 //! Compiled drivers on disk. They run as native code in this process: the directory belongs to the daemon alone, and each file's seal
-//! is verified before it is mapped.
+//! is verified before it is mapped. The seal needs a key from outside the directory, so that access to the directory alone makes no code.
 //!
 //! Nothing is synced: the seal finds what a crash left half written, and the driver is compiled again.
+
+mod key_file;
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io;
@@ -14,7 +16,7 @@ use rustix::fs::{Mode, OFlags};
 use wasmtime::Engine;
 use wasmtime::component::Component;
 
-use super::artifact::{Artifact, ArtifactError, Key, Report, settings};
+use super::artifact::{Artifact, ArtifactError, Key, Report, SealKey, settings};
 use nodedock_base::error::chain;
 use nodedock_model::limit::DRIVER_FILES_MAX;
 
@@ -31,20 +33,44 @@ const NAME_DIGITS: usize = 64;
 /// Endings of files that this version and former ones wrote.
 const ENDINGS: &[&str] = &[".cwasm", ".cwasm.new", ".sha256", ".sha256.new"];
 
+/// Where compiled drivers are.
+#[derive(Debug, Clone)]
+pub struct CachePaths {
+    pub directory: PathBuf,
+    /// The key that seals the files of the directory: 32 bytes, mode 0600. It is made if there is none.
+    pub key: PathBuf,
+}
+
+impl CachePaths {
+    /// A cache with its key, in a directory that only the caller's user can enter.
+    pub fn inside(directory: &Path) -> Self {
+        Self { directory: directory.join("cache"), key: directory.join("cache.key") }
+    }
+}
+
 #[derive(Clone)]
 pub(super) struct Cache {
     path: PathBuf,
+    seal_key: SealKey,
     /// End of the names of files that this daemon can use.
     suffix: String,
 }
 
 impl Cache {
-    /// Creates the directory, or checks that only this user can write to it. Removes files that no daemon of this version can use.
-    pub(super) fn open(path: &Path, engine: &Engine) -> io::Result<Self> {
+    /// Creates the directory, or checks that only this user can write to it. Removes files that no daemon of this version can use, and
+    /// all files if the key is missing or unusable.
+    pub(super) fn open(paths: &CachePaths, engine: &Engine) -> io::Result<Self> {
         let suffix = format!("-{:016x}.cwasm", settings(engine));
-        let cache = Self { path: path.to_owned(), suffix };
+        let found = key_file::read(&paths.key).unwrap_or_else(|error| {
+            let (path, error) = (paths.key.display(), chain(&error));
+            tracing::error!(%path, error, "the key of the cache of compiled drivers is unusable: it is replaced, and the cache is emptied");
+            None
+        });
+        let is_new = found.is_none();
+        let seal_key = found.map_or_else(|| key_file::renew(&paths.key), Ok)?;
+        let cache = Self { path: paths.directory.clone(), seal_key, suffix };
         let directory = cache.directory()?;
-        directory.remove_all(|name| !name.ends_with(&cache.suffix));
+        directory.remove_all(|name| is_new || !name.ends_with(&cache.suffix))?;
         directory.trim(FILES_MAX, BYTES_MAX);
         Ok(cache)
     }
@@ -53,7 +79,7 @@ impl Cache {
     pub(super) fn take(&self, key: &Key, engine: &Engine) -> Option<(Component, Report)> {
         // The path leads through the open directory, which has to stay open until the file is.
         let (directory, name) = (self.directory_or_warn()?, self.name(key));
-        let taken = open(&directory.path(&name), key).and_then(|artifact| {
+        let taken = open(&directory.path(&name), key, &self.seal_key).and_then(|artifact| {
             let Some(artifact) = artifact else { return Ok(None) };
             let mapped = artifact.map(engine).map_err(|error| ArtifactError::Engine(format!("{error:#}")));
             mapped.map(|component| Some((component, artifact.report)))
@@ -69,7 +95,8 @@ impl Cache {
     /// Stores a compiled driver and returns it in its stored file; if it cannot be stored, as it was.
     pub(super) fn put(&self, key: &Key, artifact: Artifact) -> Artifact {
         let Some(directory) = self.directory_or_warn() else { return artifact };
-        match directory.write(&self.name(key), &artifact) {
+        let write_to = |file: &File| artifact.seal_to(file, key, &self.seal_key);
+        match directory.write(&self.name(key), write_to) {
             Ok(file) => {
                 directory.trim(FILES_MAX, BYTES_MAX);
                 artifact.in_file(file)
@@ -103,7 +130,7 @@ impl Cache {
         if mode & OTHERS_WRITE != 0 {
             let (path, mode) = (self.path.display(), format!("{mode:o}"));
             tracing::warn!(directory = %path, mode, "others could write to the cache of compiled drivers: it is closed and emptied");
-            directory.remove_all(|_| true);
+            directory.remove_all(|_| true)?;
         }
         Ok(directory)
     }
@@ -122,7 +149,7 @@ impl Cache {
 }
 
 /// None: there is no such file.
-fn open(path: &Path, key: &Key) -> Result<Option<Artifact>, ArtifactError> {
+fn open(path: &Path, key: &Key, seal_key: &SealKey) -> Result<Option<Artifact>, ArtifactError> {
     // Neither follows a link nor waits for a pipe.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
     let file = match File::options().read(true).custom_flags(flags).open(path) {
@@ -136,7 +163,7 @@ fn open(path: &Path, key: &Key) -> Result<Option<Artifact>, ArtifactError> {
     }
     // The least recently used file is removed first. A disk that takes no writes keeps the time that it has.
     let _ = file.set_modified(SystemTime::now());
-    let artifact = Artifact::verify(file, key)?;
+    let artifact = Artifact::verify(file, key, seal_key)?;
     if artifact.report.refusal.is_some() { Err(ArtifactError::NoCode) } else { Ok(Some(artifact)) }
 }
 
@@ -149,38 +176,47 @@ impl Directory {
     }
 
     /// Writes to a temporary name, then renames: whole or not at all.
-    fn write(&self, name: &str, artifact: &Artifact) -> io::Result<File> {
+    fn write(&self, name: &str, write_to: impl FnOnce(&File) -> io::Result<()>) -> io::Result<File> {
         let temporary = self.path(&format!("{name}.new"));
         let _ = fs::remove_file(&temporary);
         let file =
             File::options().read(true).write(true).create_new(true).mode(FILE_MODE).open(&temporary)?;
-        let written = artifact.copy_to(&file).and_then(|()| fs::rename(&temporary, self.path(name)));
+        let written = write_to(&file).and_then(|()| fs::rename(&temporary, self.path(name)));
         if written.is_err() {
             let _ = fs::remove_file(&temporary);
         }
         written.map(|()| file)
     }
 
-    /// Names that a daemon gave. A directory that cannot be listed has none.
-    fn names(&self) -> Vec<String> {
-        let entries = fs::read_dir(self.path(".")).into_iter().flatten().filter_map(Result::ok);
-        entries
-            .filter_map(|entry| entry.file_name().into_string().ok())
-            .filter(|name| is_ours(name))
-            .collect()
+    /// Names that a daemon gave.
+    fn names(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(self.path("."))? {
+            names.extend(entry?.file_name().into_string().ok().filter(|name| is_ours(name)));
+        }
+        Ok(names)
     }
 
-    fn remove_all(&self, which: impl Fn(&str) -> bool) {
-        self.names().iter().filter(|name| which(name)).for_each(|name| self.remove(name));
+    fn remove_all(&self, which: impl Fn(&str) -> bool) -> io::Result<()> {
+        self.names()?.iter().filter(|name| which(name)).for_each(|name| self.remove(name));
+        Ok(())
     }
 
     /// Removes the least recently used files until the rest is within the bounds. Code that is mapped stays mapped.
     fn trim(&self, files_max: usize, bytes_max: u64) {
         let entry = |name: String| {
+            // no error: it was removed just now, or stays until it can be looked at
             let found = fs::symlink_metadata(self.path(&name)).ok()?;
             Some((found.modified().ok()?, found.len(), name))
         };
-        let mut entries: Vec<_> = self.names().into_iter().filter_map(entry).collect();
+        let names = match self.names() {
+            Ok(names) => names,
+            Err(error) => {
+                tracing::warn!(%error, "the cache of compiled drivers cannot be listed, and stays as large as it is");
+                return;
+            }
+        };
+        let mut entries: Vec<_> = names.into_iter().filter_map(entry).collect();
         entries.sort();
         let (mut files, mut bytes) = (entries.len(), entries.iter().map(|(_, bytes, _)| bytes).sum::<u64>());
         for (_, size, name) in entries {

@@ -15,7 +15,7 @@ use bytes::Bytes;
 pub use self::worker::serve as compile_for_parent;
 
 use super::admission::LoadError;
-use super::artifact::{Artifact, Key};
+use super::artifact::{Artifact, Key, SealKey};
 use nodedock_base::error::chain;
 
 /// The program's command that compiles, with the parent's process ID, bytes of memory and seconds of CPU.
@@ -71,7 +71,7 @@ impl Compiler {
         };
         let unusable =
             |error| LoadError::Host(format!("the compiler's answer is unusable: {}", chain(&error)));
-        blocking(move || Artifact::verify(file, &key).map_err(unusable)).await
+        blocking(move || Artifact::verify(file, &key, &SealKey::OF_PIPE).map_err(unusable)).await
     }
 }
 

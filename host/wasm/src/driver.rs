@@ -20,7 +20,6 @@ use nodedock_core::driver::values::Journal;
 use nodedock_core::driver::{
     Call, ClaimDriver, DriverStats, NodeFacts, Outcomes, PreparedClaims, Published, all_failed, settle,
 };
-use nodedock_core::edit_sources::EditSources;
 use nodedock_core::recording::{Recorder, Revision};
 use nodedock_core::standard_attributes;
 use nodedock_core::sysfs::blocking::blocking;
@@ -102,7 +101,7 @@ impl WasmDriver {
         let mut inventory = self.discover(call, trigger).await?;
         let node = Arc::clone(&self.sandbox.scope.node);
         let add = move || {
-            standard_attributes::add(&node.sysfs, node.numa_node_form, &mut inventory);
+            standard_attributes::add(&node.sysfs, node.numa_node_form, &mut inventory)?;
             Ok(inventory)
         };
         let inventory = self.sandbox.scope.look(add).await?;
@@ -305,7 +304,7 @@ fn verify(scope: &Scope, outcomes: Outcomes<PreparedClaim>) -> Outcomes<Prepared
         dev: &node.dev,
         files: &node.files,
         sysfs: &node.sysfs,
-        sources: EditSources::of(&node.hardware),
+        hardware: &node.hardware,
     };
     let verify = |outcome: Result<PreparedClaim, Problem>| {
         verifier.claim(outcome?).inspect_err(|_| {

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::file_watch::{self, DriverFiles, SUFFIXES};
+use crate::file_watch::{self, DriverFiles, SUFFIXES, existing};
 
 /// A directory with one driver, as the daemon's config names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl DriverImage {
     }
 
     /// The driver's files that exist now.
-    pub(crate) fn files(&self) -> DriverFiles {
+    pub(crate) fn files(&self) -> io::Result<DriverFiles> {
         let wasm = self.find();
         let signature = wasm.as_ref().ok().map(|wasm| {
             let mut beside = wasm.clone().into_os_string();
@@ -63,15 +63,14 @@ impl DriverImage {
             PathBuf::from(beside)
         });
         let side_file = |suffix: &str| self.side_files.join(format!("{}{suffix}", self.name));
-        let existing = |path: PathBuf| path.is_file().then_some(path);
-        DriverFiles {
+        Ok(DriverFiles {
             stem: self.name.clone(),
             is_image: true,
             wasm,
-            grant: existing(side_file(SUFFIXES[1])),
-            config: existing(side_file(SUFFIXES[2])),
-            signature: signature.and_then(existing),
-        }
+            grant: existing(side_file(SUFFIXES[1]))?,
+            config: existing(side_file(SUFFIXES[2]))?,
+            signature: signature.map(existing).transpose()?.flatten(),
+        })
     }
 }
 

@@ -11,7 +11,9 @@ use super::convert::node_kind;
 use super::host_files::FilesRoot;
 use super::nodes::DevRoot;
 use nodedock_core::edit_sources::EditSources;
+use nodedock_core::hardware::Hardware;
 use nodedock_core::sysfs::SysfsRoot;
+use nodedock_core::sysfs::pci::NodeUse;
 use nodedock_model::grant::{Effective, Naming, ceiling};
 use nodedock_model::{
     DeviceAccess, DeviceNode, Edits, Hook, IntelRdt, Mount, NodeKind, PreparedClaim, Problem, ProblemCode,
@@ -54,7 +56,7 @@ pub(super) struct Verifier<'a> {
     pub(super) dev: &'a DevRoot,
     pub(super) files: &'a FilesRoot,
     pub(super) sysfs: &'a SysfsRoot,
-    pub(super) sources: EditSources<'a>,
+    pub(super) hardware: &'a Hardware,
 }
 
 fn refused(what: &str, why: impl std::fmt::Display) -> Problem {
@@ -66,6 +68,10 @@ fn wrong(what: &str, why: impl std::fmt::Display) -> Problem {
 }
 
 impl Verifier<'_> {
+    fn sources(&self) -> EditSources<'_> {
+        EditSources::of(self.hardware)
+    }
+
     /// Returns a prepared claim whose edits are granted and true.
     pub(super) fn claim(&self, mut claim: PreparedClaim) -> Result<PreparedClaim, Problem> {
         claim.edits = self.edits(claim.edits)?;
@@ -93,7 +99,7 @@ impl Verifier<'_> {
             if !self.effective.allows_net_device(&device.host_interface) {
                 return Err(refused(&what, "it is not granted (netDevices)"));
             }
-            if !self.sysfs.exists(&format!("class/net/{}", device.host_interface)) {
+            if !self.sysfs.exists(&format!("class/net/{}", device.host_interface))? {
                 return Err(wrong(&what, "the node has no such interface"));
             }
         }
@@ -143,6 +149,14 @@ impl Verifier<'_> {
         found.check_grant(self.effective).map_err(|problem| refused(&what, problem.message))?;
         let found = found.info;
         let kind = node_kind(found.kind);
+        if let (NodeKind::Block, Some(directory)) = (kind, &found.sysfs_path) {
+            let (proc, dev) = (self.hardware.proc(), self.hardware.dev());
+            let in_use = self.sysfs.block_device_in_use(directory, NodeUse { proc: &proc, dev: &dev })?;
+            if let Some(reason) = in_use {
+                let message = format!("{what}: the node uses it: {reason}");
+                return Err(Problem::conflict(ProblemCode::EditDenied, message));
+            }
+        }
         as_claimed(&what, node, kind, &found)?;
         node.kind = Some(kind);
         if kind != NodeKind::Fifo {
@@ -167,7 +181,7 @@ impl Verifier<'_> {
         if kind == FileType::RegularFile && Path::new(&real).parent() == Some(Path::new("/etc")) {
             return Err(refused(&what, "the node's own configuration is never mounted"));
         }
-        self.sources.check_mount(&real).map_err(|problem| unseen(&what, problem))?;
+        self.sources().check_mount(&real).map_err(|problem| unseen(&what, problem))?;
         if mount.fs_type.as_deref().is_some_and(|kind| !matches!(kind, "" | "bind" | "none")) {
             return Err(refused(&what, "only bind mounts are made"));
         }
@@ -229,8 +243,8 @@ impl Verifier<'_> {
         self.env(&hook.env)
             .map_err(|problem| Problem { message: format!("{what}: {}", problem.message), ..problem })?;
         let (real, _) = self.files.resolve(&hook.path).map_err(|problem| unseen(&what, problem))?;
-        self.sources.check_way(&real).map_err(|problem| unseen(&what, problem))?;
-        let program = std::fs::metadata(self.sources.place(&real)).map_err(|error| wrong(&what, error))?;
+        self.sources().check_way(&real).map_err(|problem| unseen(&what, problem))?;
+        let program = std::fs::metadata(self.sources().place(&real)).map_err(|error| wrong(&what, error))?;
         let mode = program.permissions().mode();
         if !program.is_file() || mode & 0o111 == 0 {
             return Err(wrong(&what, "it is not a program"));

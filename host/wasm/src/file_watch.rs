@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use crate::driver_image::{DriverImage, ImageError};
 use crate::trust::permissions::{self, Fault};
 use nodedock_base::error::chain;
+use nodedock_base::file;
 use nodedock_base::tasks::Tasks;
 use nodedock_base::watched::{self, Directory};
 use nodedock_model::{NameSource, limit};
@@ -154,10 +155,16 @@ impl Directory for DriversDirectory {
         let now = Instant::now();
         self.unsettled.retain(|_, take_at| *take_at > now);
         let mut events = Vec::new();
-        let faults = self.find_faults();
-        if faults != self.faults {
-            self.faults.clone_from(&faults);
-            events.push(FileEvent::Permissions(faults));
+        match self.find_faults() {
+            Ok(faults) if faults != self.faults => {
+                self.faults.clone_from(&faults);
+                events.push(FileEvent::Permissions(faults));
+            }
+            Ok(_) => {}
+            Err(error) => {
+                let directory = self.path.display();
+                tracing::warn!(%directory, %error, "who may write the directory of drivers is unknown");
+            }
         }
         let shadowed = self.add_images(&mut listing);
         if shadowed != self.shadowed {
@@ -213,7 +220,14 @@ impl DriversDirectory {
             (wasm.parent() == Some(&self.path)).then_some(wasm)
         };
         let add = |image: &DriverImage| {
-            let listed = Listed::new(image.files());
+            let listed = match image.files().and_then(Listed::new) {
+                Ok(listed) => listed,
+                Err(error) => {
+                    let directory = image.directory.display();
+                    tracing::warn!(%directory, %error, "the files of a driver image cannot be looked at, the driver stays");
+                    self.reported.get(&image.name)?.clone()
+                }
+            };
             listing.insert(image.name.clone(), listed).and_then(is_shadowed)
         };
         self.images.iter().filter_map(add).collect()
@@ -221,16 +235,16 @@ impl DriversDirectory {
 
     /// Of the directory and those of the images. The directory of an image's grant is that of the daemon's config: a user who may change it
     /// may change the config, and there is nothing left to protect.
-    fn find_faults(&self) -> Vec<Fault> {
+    fn find_faults(&self) -> io::Result<Vec<Fault>> {
         let mut found: Vec<Fault> = Vec::new();
         for directory in std::iter::once(&self.path).chain(self.images.iter().map(|image| &image.directory)) {
-            for fault in permissions::of_directory(directory) {
+            for fault in permissions::of_directory(directory)? {
                 if !found.contains(&fault) {
                     found.push(fault);
                 }
             }
         }
-        found
+        Ok(found)
     }
 
     fn is_whole(&mut self, listed: &Listed, now: Instant) -> bool {
@@ -265,9 +279,12 @@ impl DriverFiles {
 }
 
 impl Listed {
-    fn new(files: DriverFiles) -> Self {
-        let stamps = files.paths().map(|path| path.and_then(stamp));
-        Self { files, stamps }
+    fn new(files: DriverFiles) -> io::Result<Self> {
+        let mut stamps = Stamps::default();
+        for (found, path) in stamps.iter_mut().zip(files.paths()) {
+            *found = path.map(stamp).transpose()?.flatten();
+        }
+        Ok(Self { files, stamps })
     }
 }
 
@@ -278,14 +295,15 @@ fn settles_in(stamp: &Stamp) -> Option<Duration> {
     limit::FILE_SETTLE.checked_sub(age)
 }
 
-/// The drivers of a directory: known ones first, and the others by name, so that a new file never displaces one that serves.
+/// The drivers of a directory. A file that cannot be looked at fails the list: a driver whose file or grant seems to be gone would stop.
+/// Known ones first, and the others by name, so that a new file never displaces one that serves.
 fn list(directory: &Path, known: &Listing) -> io::Result<Listing> {
     // Whether a name is new, and the name.
     let (mut names, mut too_many) = (BTreeSet::new(), 0);
     for entry in std::fs::read_dir(directory)? {
         let name = entry?.file_name();
         let Some(stem) = stem(&name) else { continue };
-        if stamp(&directory.join(&name)).is_some() {
+        if stamp(&directory.join(&name))?.is_some() {
             names.insert((!known.contains_key(stem), stem.to_owned()));
         }
         if names.len() > limit::DRIVER_FILES_MAX {
@@ -297,11 +315,14 @@ fn list(directory: &Path, known: &Listing) -> io::Result<Listing> {
         let max = limit::DRIVER_FILES_MAX;
         tracing::warn!(directory = %directory.display(), too_many, max, "more drivers in the directory than are looked at");
     }
-    let listed = |(_, stem): (bool, String)| {
-        let listed = Listed::new(files(directory, &stem));
-        listed.stamps[0].is_some().then_some((stem, listed))
-    };
-    Ok(names.into_iter().filter_map(listed).collect())
+    let mut listing = Listing::new();
+    for (_, stem) in names {
+        let listed = Listed::new(files(directory, &stem)?)?;
+        if listed.stamps[0].is_some() {
+            listing.insert(stem, listed);
+        }
+    }
+    Ok(listing)
 }
 
 /// The stem of a driver's file; hidden files are none.
@@ -311,24 +332,28 @@ pub fn stem(name: &OsStr) -> Option<&str> {
 }
 
 /// Follows links: a mounted ConfigMap is a directory of them. None: there is no such file.
-fn stamp(path: &Path) -> Option<Stamp> {
-    let found = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
+fn stamp(path: &Path) -> io::Result<Option<Stamp>> {
+    let Some(found) = file::reachable(path)?.filter(std::fs::Metadata::is_file) else { return Ok(None) };
     let changed = [found.ctime(), found.ctime_nsec()];
-    Some((found.dev(), found.ino(), found.size(), found.modified().ok()?, changed))
+    Ok(Some((found.dev(), found.ino(), found.size(), found.modified()?, changed)))
 }
 
 /// The files of a driver in the drivers directory.
-fn files(directory: &Path, stem: &str) -> DriverFiles {
+fn files(directory: &Path, stem: &str) -> io::Result<DriverFiles> {
     let path = |index: usize| directory.join(format!("{stem}{}", SUFFIXES[index]));
-    let existing = |index| Some(path(index)).filter(|path| path.is_file());
-    DriverFiles {
+    Ok(DriverFiles {
         stem: stem.to_owned(),
         is_image: false,
         wasm: Ok(path(0)),
-        grant: existing(1),
-        config: existing(2),
-        signature: existing(3),
-    }
+        grant: existing(path(1))?,
+        config: existing(path(2))?,
+        signature: existing(path(3))?,
+    })
+}
+
+/// The path, if it leads to a regular file.
+pub(crate) fn existing(path: PathBuf) -> io::Result<Option<PathBuf>> {
+    Ok(stamp(&path)?.map(|_| path))
 }
 
 #[cfg(test)]

@@ -1,7 +1,6 @@
 //! Looking at files of the node outside `/sys` and `/dev`: beneath the root, within the ceiling, root's own and readable by everyone.
 //! Blocking functions, not for async threads.
 
-use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -10,8 +9,9 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
 use super::bindings::nodedock::driver::host_files::{FileInfo, FileKind};
+use nodedock_base::beneath::{self, Entry};
 use nodedock_core::sysfs::blocking::LOOK_WALL;
-use nodedock_core::sysfs::{ENTRIES_MAX, bad_glob};
+use nodedock_core::sysfs::{ENTRIES_MAX, bad_glob, not_permitted, present};
 use nodedock_model::grant::{ceiling, pattern};
 use nodedock_model::limit::PATH_BYTES_MAX;
 use nodedock_model::rule::is_plain_path;
@@ -75,9 +75,9 @@ impl FilesRoot {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
         let file = self.open_beneath(&info.real_path, flags, ResolveFlags::NO_SYMLINKS)?;
         check_public(path, &stat(path, &file)?)?;
-        let mut content = Vec::new();
-        let read = std::fs::File::from(file).take(READ_BYTES_MAX + 1).read_to_end(&mut content);
-        read.map_err(|error| Problem::unavailable(ProblemCode::IoError, format!("{path}: {error}")))?;
+        let read = beneath::read(file, READ_BYTES_MAX + 1);
+        let content =
+            read.map_err(|error| Problem::unavailable(ProblemCode::IoError, format!("{path}: {error}")))?;
         if content.len() as u64 > READ_BYTES_MAX {
             let message = format!("{path} has more than {READ_BYTES_MAX} bytes");
             return Err(Problem::invalid(ProblemCode::FileTooLarge, message));
@@ -134,12 +134,24 @@ impl FilesRoot {
 
     /// Links are resolved beneath the root, as in a chroot.
     fn open_beneath(&self, path: &str, flags: OFlags, more: ResolveFlags) -> Result<OwnedFd, Problem> {
+        self.open_until(Instant::now() + LOOK_WALL, path, flags, more)
+    }
+
+    fn open_until(
+        &self,
+        until: Instant,
+        path: &str,
+        flags: OFlags,
+        more: ResolveFlags,
+    ) -> Result<OwnedFd, Problem> {
         let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS | more;
-        rustix::fs::openat2(&self.root, path, flags, Mode::empty(), resolve).map_err(|errno| match errno {
-            Errno::NOENT | Errno::NOTDIR => {
+        beneath::open(&self.root, path, flags, resolve, until).map_err(|errno| match errno {
+            // No name is that long.
+            Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG => {
                 Problem::not_found(ProblemCode::NoSuchPath, format!("{path} does not exist"))
             }
             Errno::LOOP => never(path),
+            Errno::ACCESS | Errno::PERM => not_permitted(path),
             errno => Problem::unavailable(ProblemCode::IoError, format!("{path}: {errno}")),
         })
     }
@@ -169,17 +181,19 @@ impl FilesRoot {
         Ok(())
     }
 
-    /// Names in a directory, and whether each is a directory itself; none where there is no directory.
-    fn names(&self, directory: &str) -> Vec<(String, bool)> {
+    /// What is in a directory; nothing where there is no directory, or none that may be listed.
+    fn entries(&self, directory: &str, until: Instant) -> Result<Vec<Entry>, Problem> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let name = if directory.is_empty() { "." } else { directory };
-        let Ok(open) = self.open_beneath(name, flags, ResolveFlags::empty()) else { return Vec::new() };
-        let Ok(entries) = rustix::fs::Dir::read_from(&open) else { return Vec::new() };
-        let name = |entry: rustix::fs::DirEntry| {
-            let name = entry.file_name().to_str().ok()?.to_owned();
-            (!matches!(name.as_str(), "." | "..")).then(|| (name, entry.file_type() == FileType::Directory))
+        let Some(open) = present(self.open_until(until, name, flags, ResolveFlags::empty()))? else {
+            return Ok(Vec::new());
         };
-        entries.filter_map(Result::ok).filter_map(name).take(GLOB_DIRECTORIES_MAX).collect()
+        let entries = beneath::entries(&open, GLOB_DIRECTORIES_MAX, until)
+            .map_err(|errno| Problem::unavailable(ProblemCode::IoError, format!("{directory}: {errno}")))?;
+        if entries.len() > GLOB_DIRECTORIES_MAX {
+            return Err(too_wide("entries of a directory", GLOB_DIRECTORIES_MAX));
+        }
+        Ok(entries)
     }
 }
 
@@ -226,13 +240,13 @@ impl Walk<'_> {
         if Instant::now() >= self.until {
             return Err(stuck());
         }
-        for (name, is_directory) in self.root.names(&directory) {
+        for Entry { name, kind } in self.root.entries(&directory, self.until)? {
             let path = format!("{directory}/{name}");
             if *first == "**" {
                 if rest.is_empty() {
                     self.find(&path)?;
                 }
-                if is_directory && depth < GLOB_DEPTH_MAX {
+                if kind == FileType::Directory && depth < GLOB_DEPTH_MAX {
                     self.descend(path, segments, depth + 1)?;
                 }
             } else if matcher.is_match(&name) {

@@ -78,6 +78,7 @@ use wasmtime::component::Component;
 pub use self::admission::{Form, LoadError, Profile, Surface};
 /// Why a driver's devices are discovered.
 pub use self::bindings::exports::nodedock::driver::discovery::Trigger;
+pub use self::cache::CachePaths;
 pub use self::call_failure::CallFailure;
 pub use self::compile::{COMPILE_COMMAND, CompileBounds, Compiler, compile_for_parent};
 pub use self::convert::Refusal;
@@ -114,8 +115,8 @@ use nodedock_model::grant::{self, Capabilities, Effective, Grant, LimitValues, L
 /// The node's files, and the facts about the node that drivers are given.
 #[derive(Debug, Clone)]
 pub struct WasmSettings {
-    /// Directory of compiled drivers. Without one, drivers are compiled at each start.
-    pub cache_dir: Option<PathBuf>,
+    /// The cache of compiled drivers. Without one, drivers are compiled at each start.
+    pub cache: Option<CachePaths>,
     pub compiler: Compiler,
     pub hardware: Hardware,
     pub node: NodeFacts,
@@ -204,7 +205,7 @@ impl WasmHost {
         journal: Arc<dyn Journal>,
     ) -> Result<Arc<Self>, HostError> {
         let runtime = Runtime::new().map_err(|error| HostError::Engine(format!("{error:#}")))?;
-        let WasmSettings { cache_dir, compiler, hardware, node, numa_node_form, recordings } = settings;
+        let WasmSettings { cache, compiler, hardware, node, numa_node_form, recordings } = settings;
         let root = |path: &Path| {
             let path = path.to_owned();
             move |source| HostError::Root { path, source }
@@ -212,10 +213,11 @@ impl WasmHost {
         let sysfs = hardware.open_sys().map_err(root(&hardware.sys()))?;
         let dev = DevRoot::open(&hardware).map_err(root(&hardware.dev()))?;
         let files = FilesRoot::open(hardware.root()).map_err(root(hardware.root()))?;
-        let open = |path: PathBuf| {
-            Cache::open(&path, &runtime.engine).map_err(|source| HostError::Cache { path, source })
+        let open = |paths: CachePaths| {
+            let opened = Cache::open(&paths, &runtime.engine);
+            opened.map_err(|source| HostError::Cache { path: paths.directory, source })
         };
-        let cache = cache_dir.map(open).transpose()?;
+        let cache = cache.map(open).transpose()?;
         let node = Node {
             facts: node,
             sysfs: Arc::new(sysfs),

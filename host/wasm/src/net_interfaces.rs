@@ -40,10 +40,11 @@ pub(super) fn all(sysfs: &SysfsRoot, is_wanted: impl Fn(&str) -> bool) -> Result
 /// One interface. `bonding_masters` and other files of the class are none.
 pub(super) fn get(sysfs: &SysfsRoot, name: &str) -> Result<NetInterface, Problem> {
     let directory = format!("{CLASS}/{name}");
-    let index = text(sysfs, &directory, "ifindex")?.ok_or_else(|| {
+    let index = sysfs.find_text(&format!("{directory}/ifindex"))?.ok_or_else(|| {
         Problem::not_found(ProblemCode::NoSuchPath, format!("the node has no network interface {name}"))
     })?;
-    let find = |file: &str| Ok::<_, Problem>(text(sysfs, &directory, file)?.unwrap_or_default());
+    let find =
+        |file: &str| Ok::<_, Problem>(sysfs.find_text(&format!("{directory}/{file}"))?.unwrap_or_default());
     let flags = find("flags")?;
     let flags = u32::from_str_radix(flags.trim_start_matches("0x"), 16).unwrap_or(0);
     let device = format!("{directory}/device");
@@ -54,17 +55,8 @@ pub(super) fn get(sysfs: &SysfsRoot, name: &str) -> Result<NetInterface, Problem
         mtu: find("mtu")?.parse().unwrap_or(0),
         admin_up: flags & IFF_UP == IFF_UP,
         state: state(&find("operstate")?),
-        device_path: sysfs.exists(&device).then(|| sysfs.resolve(&device)).transpose()?,
+        device_path: sysfs.find(&device)?,
     })
-}
-
-/// `None`: the file does not exist, or has no value now.
-fn text(sysfs: &SysfsRoot, directory: &str, file: &str) -> Result<Option<String>, Problem> {
-    match sysfs.read(&format!("{directory}/{file}")) {
-        Ok(content) => Ok(Some(String::from_utf8_lossy(&content).trim().to_owned())),
-        Err(problem) if matches!(problem.kind, ProblemKind::NotFound | ProblemKind::Unavailable) => Ok(None),
-        Err(problem) => Err(problem),
-    }
 }
 
 /// The kernel's texts (Documentation/ABI/testing/sysfs-class-net).

@@ -1,8 +1,8 @@
 //! Looking at device nodes: never opening one, never following a link.
 
-use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::time::Instant;
 
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
@@ -12,21 +12,31 @@ use super::bindings::nodedock::driver::device_nodes::NodeInfo;
 use super::bindings::types::NodeKind;
 use super::convert::node_kind;
 use super::hostcalls::not_granted;
+use nodedock_base::beneath::{self, Entry};
 use nodedock_core::hardware::{Hardware, NodeNumbers};
 use nodedock_core::sysfs::blocking::LOOK_WALL;
-use nodedock_core::sysfs::{ENTRIES_MAX, SysfsRoot, bad_glob, join, read_stuck};
+use nodedock_core::sysfs::{ENTRIES_MAX, SysfsRoot, bad_glob, join, not_permitted, present, read_stuck};
 use nodedock_model::grant::ceiling::{self, NodeFacts};
-use nodedock_model::grant::{Effective, Naming, pattern};
+use nodedock_model::grant::pattern::{self, PatternSet};
+use nodedock_model::grant::{Effective, Naming};
 use nodedock_model::rule::is_plain_path;
-use nodedock_model::{Problem, ProblemCode, ProblemKind};
+use nodedock_model::{Problem, ProblemCode};
 
 /// Where the kernel shows which terminals are its console now, in the order of use.
 const CONSOLES: &str = "class/tty/console/active";
 /// Where the kernel shows under which names the major numbers of devices are registered.
 const REGISTERED: &str = "devices";
 
+/// Names of the machine's memory, ports and log and of its watchdogs: a second line behind the kind of the device.
+static DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
+    let never = ["/dev/{mem,kmem,port,kmsg,oldmem,nvram,snapshot}", "/dev/watchdog*"];
+    PatternSet::new(never).expect("the patterns above are globs")
+});
+
 /// How deep `**` goes.
 const DEPTH_MAX: usize = 8;
+/// Entries of a directory that a glob reads.
+const DIRECTORY_ENTRIES_MAX: usize = 4 * ENTRIES_MAX;
 
 /// A device node, and how a grant has to name it.
 #[derive(Debug)]
@@ -92,6 +102,9 @@ impl DevRoot {
     /// One node. A link, a directory or a file is not a node.
     pub(super) fn stat(&self, path: &str, sysfs: &SysfsRoot) -> Result<Node, Problem> {
         let inside = below_dev(path)?;
+        if DENIED.matches(path) {
+            return Err(denied(path));
+        }
         // An `O_PATH` descriptor does not open the device: the driver behind it notices nothing.
         let node = self.open_beneath(inside, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC)?;
         let stat = rustix::fs::fstat(&node).map_err(|errno| io_problem(path, errno))?;
@@ -105,7 +118,7 @@ impl DevRoot {
         };
         let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         let (kind, major, minor) = match kind {
-            NodeKind::Fifo if is_file => self.simulated(inside).ok_or_else(not_a_node)?,
+            NodeKind::Fifo if is_file => self.simulated(inside)?.ok_or_else(not_a_node)?,
             NodeKind::Fifo => (kind, 0, 0),
             kind => (kind, rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev)),
         };
@@ -166,11 +179,7 @@ impl DevRoot {
         let start: Vec<&str> = inside.split('/').take_while(|segment| pattern::is_literal(segment)).collect();
         let deep = inside.split('/').count();
         if start.len() == deep {
-            return match self.stat(glob, sysfs) {
-                Ok(node) => Ok(vec![node]),
-                Err(problem) if problem.kind.is_permanent() => Ok(Vec::new()),
-                Err(problem) => Err(problem),
-            };
+            return Ok(self.find(glob, sysfs)?.into_iter().collect());
         }
         let deepest = if inside.contains("**") { DEPTH_MAX } else { deep };
         let mut open = vec![start.join("/")];
@@ -181,13 +190,14 @@ impl DevRoot {
                 return Err(read_stuck());
             }
             let depth = if directory.is_empty() { 0 } else { directory.split('/').count() };
-            for (name, is_directory) in self.names(&directory) {
-                let inner = join(&directory, &name);
+            for entry in self.entries(&directory, until)? {
+                let is_directory = entry.kind == FileType::Directory;
+                let inner = join(&directory, &entry.name);
                 let path = format!("/dev/{inner}");
                 if is_directory && depth + 1 < deepest {
                     open.push(inner);
                 } else if !is_directory && matcher.is_match(&path) {
-                    found.extend(self.stat(&path, sysfs));
+                    found.extend(self.find(&path, sysfs)?);
                 }
                 if found.len() > ENTRIES_MAX || open.len() > ENTRIES_MAX {
                     let message = format!("{glob} matches more than {ENTRIES_MAX} nodes");
@@ -199,46 +209,67 @@ impl DevRoot {
         Ok(found)
     }
 
+    /// One node; `None` for what is no node, does not exist or is denied.
+    fn find(&self, path: &str, sysfs: &SysfsRoot) -> Result<Option<NodeInfo>, Problem> {
+        match self.stat(path, sysfs) {
+            Ok(node) => Ok(Some(node)),
+            Err(problem) if problem.kind.is_permanent() => Ok(None),
+            Err(problem) => Err(problem),
+        }
+    }
+
     /// The node that a regular file stands for.
-    fn simulated(&self, inside: &str) -> Option<(NodeKind, u32, u32)> {
-        let mut text = String::new();
-        let file = self.open_beneath(inside, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC).ok()?;
-        std::fs::File::from(file).take(64).read_to_string(&mut text).ok()?;
-        let NodeNumbers { kind, major, minor } = NodeNumbers::parse(&text)?;
+    fn simulated(&self, inside: &str) -> Result<Option<(NodeKind, u32, u32)>, Problem> {
+        let file = self.open_beneath(inside, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC)?;
+        let text = beneath::read(file, 64)
+            .map_err(|error| Problem::unavailable(ProblemCode::IoError, format!("/dev/{inside}: {error}")))?;
+        let numbers = std::str::from_utf8(&text).ok().and_then(NodeNumbers::parse);
+        let Some(NodeNumbers { kind, major, minor }) = numbers else { return Ok(None) };
         let kind = match kind {
             nodedock_model::NodeKind::Character => NodeKind::Character,
             nodedock_model::NodeKind::Block => NodeKind::Block,
             nodedock_model::NodeKind::Fifo => NodeKind::Fifo,
         };
-        Some((kind, major, minor))
+        Ok(Some((kind, major, minor)))
     }
 
     fn open_beneath(&self, path: &str, flags: OFlags) -> Result<OwnedFd, Problem> {
+        self.open_until(Instant::now() + LOOK_WALL, path, flags)
+    }
+
+    fn open_until(&self, until: Instant, path: &str, flags: OFlags) -> Result<OwnedFd, Problem> {
         // Other mounts are part of /dev (`/dev/pts`); links are not: they may point anywhere.
         let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | ResolveFlags::NO_SYMLINKS;
-        rustix::fs::openat2(&self.dev, path, flags, Mode::empty(), resolve).map_err(|errno| match errno {
-            Errno::NOENT | Errno::NOTDIR => {
+        beneath::open(&self.dev, path, flags, resolve, until).map_err(|errno| match errno {
+            // No name is that long.
+            Errno::NOENT | Errno::NOTDIR | Errno::NAMETOOLONG => {
                 Problem::not_found(ProblemCode::NoSuchNode, format!("/dev/{path} does not exist"))
             }
             Errno::LOOP | Errno::XDEV => {
                 Problem::invalid(ProblemCode::NotANode, format!("/dev/{path} is behind a link"))
             }
-            errno => io_problem(path, errno),
+            Errno::ACCESS | Errno::PERM => not_permitted(&format!("/dev/{path}")),
+            errno => io_problem(&format!("/dev/{path}"), errno),
         })
     }
 
-    fn names(&self, directory: &str) -> Vec<(String, bool)> {
+    /// What is in a directory, without links. What does not exist, is behind a link or may not be listed has no entries.
+    fn entries(&self, directory: &str, until: Instant) -> Result<Vec<Entry>, Problem> {
         let path = if directory.is_empty() { "." } else { directory };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let Ok(opened) = self.open_beneath(path, flags) else { return Vec::new() };
-        let Ok(entries) = rustix::fs::Dir::read_from(&opened) else { return Vec::new() };
-        let entries = entries.filter_map(Result::ok).take(4 * ENTRIES_MAX);
-        let names = entries.filter_map(|entry| {
-            let name = entry.file_name().to_str().ok()?.to_owned();
-            let real = !matches!(name.as_str(), "." | "..") && entry.file_type() != FileType::Symlink;
-            real.then_some((name, entry.file_type() == FileType::Directory))
-        });
-        names.collect()
+        let opened = match self.open_until(until, path, flags) {
+            Err(problem) if problem.code == ProblemCode::NotANode => None,
+            opened => present(opened)?,
+        };
+        let Some(opened) = opened else { return Ok(Vec::new()) };
+        let entries = beneath::entries(&opened, DIRECTORY_ENTRIES_MAX, until);
+        let mut entries = entries.map_err(|errno| io_problem(&format!("/dev/{directory}"), errno))?;
+        if entries.len() > DIRECTORY_ENTRIES_MAX {
+            let message = format!("/dev/{directory} has more than {DIRECTORY_ENTRIES_MAX} entries");
+            return Err(Problem::invalid(ProblemCode::GlobTooWide, message));
+        }
+        entries.retain(|entry| entry.kind != FileType::Symlink);
+        Ok(entries)
     }
 }
 
@@ -250,28 +281,19 @@ fn sysfs_directory(
     minor: u32,
 ) -> Result<Option<String>, Problem> {
     let class = if kind == NodeKind::Block { "block" } else { "char" };
-    found(sysfs.resolve(&format!("dev/{class}/{major}:{minor}")))
+    sysfs.find(&format!("dev/{class}/{major}:{minor}"))
 }
 
 fn subsystem(sysfs: &SysfsRoot, directory: &str) -> Result<Option<String>, Problem> {
-    let path = found(sysfs.resolve(&format!("{directory}/subsystem")))?;
+    let path = sysfs.find(&format!("{directory}/subsystem"))?;
     Ok(path.and_then(|path| Some(path.rsplit('/').next()?.to_owned())))
 }
 
 fn is_console(sysfs: &SysfsRoot, name: &str) -> Result<bool, Problem> {
-    let active = found(sysfs.read(CONSOLES))?;
+    let active = present(sysfs.read(CONSOLES))?;
     Ok(active.is_some_and(|active| {
         String::from_utf8_lossy(&active).split_whitespace().any(|console| console == name)
     }))
-}
-
-/// What is not there is no problem.
-fn found<T>(result: Result<T, Problem>) -> Result<Option<T>, Problem> {
-    match result {
-        Ok(found) => Ok(Some(found)),
-        Err(problem) if problem.kind == ProblemKind::NotFound => Ok(None),
-        Err(problem) => Err(problem),
-    }
 }
 
 /// Parses `/proc/devices`: one line of number and name for each registration, character devices first.

@@ -91,7 +91,7 @@ async fn plan(scope: Arc<Scope>, address: PciAddress, driver: String) -> Result<
         for function in &functions {
             Target::Bind(function.clone(), driver.clone()).check_grant(&checked.effective, "")?;
         }
-        if !node.sysfs.has_pci_driver(&driver) {
+        if !node.sysfs.has_pci_driver(&driver)? {
             return Err(no_such_driver(&driver));
         }
         let steps = bindings(&node.sysfs, functions)?;

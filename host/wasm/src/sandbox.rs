@@ -196,6 +196,7 @@ impl Sandbox {
             return Some(ended);
         }
         self.containment.was_slow(operation);
+        // no error: `None` is the time that is over
         tokio::time::timeout(wall.checked_sub(LONG_CALL)?, run).await.ok()
     }
 

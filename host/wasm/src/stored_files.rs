@@ -97,6 +97,7 @@ impl StoredFiles {
         };
         let beside = [(beside, Some(&text[..])), (signature, file.signature.as_deref())];
         for (path, content) in beside {
+            // no error: it is written then
             if let Some(content) = content
                 && !std::fs::read(&path).is_ok_and(|known| known == content)
             {

@@ -1,4 +1,6 @@
+mod ceiling;
 mod conduct;
+mod fields;
 pub(crate) mod guest;
 mod hostile;
 mod limits;
@@ -43,9 +45,10 @@ impl Stage {
             std::fs::create_dir_all(directory.path().join(part)).unwrap();
         }
         let settings = WasmSettings {
-            cache_dir: cached.then(|| directory.path().join("cache")),
+            cache: cached.then(|| CachePaths::inside(directory.path())),
             compiler: Compiler::InProcess,
-            hardware: Hardware::in_directory(directory.path()),
+            hardware: Hardware::in_directory(directory.path())
+                .with_own_directories(vec![directory.path().join("opt/dock/var/lib/nodedock")]),
             node: NodeFacts { name: "node-1".into(), boot_id: "boot-1".into() },
             numa_node_form: NumaNodeForm::default(),
             recordings,

@@ -181,8 +181,10 @@ impl ValueWrite {
         let (stored, _lock) = stored.map_err(Failure::Unknown)?;
         let outcome = match stored {
             Ok(written) => {
-                let untouched = written.outcome.is_err() && written.value == current.value;
-                let value = written.value.unwrap_or_else(|| self.value.trim_end().to_owned());
+                // A value that could not be read back is taken to be the written one.
+                let now = written.value.unwrap_or_else(|_| Some(self.value.trim_end().to_owned()));
+                let untouched = written.outcome.is_err() && now == current.value;
+                let value = now.unwrap_or_else(|| self.value.trim_end().to_owned());
                 journal.settle(&write, (!untouched).then_some(value));
                 written.outcome
             }

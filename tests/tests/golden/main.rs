@@ -24,7 +24,7 @@ async fn load(golden: Golden) -> Option<Loaded> {
         skip(&format!("the golden driver in {}", golden.language), "`cargo xtask golden` did not build it");
         return None;
     };
-    let bench = Bench::new(Some(&golden::cache()));
+    let bench = Bench::new(Some(golden::cache()));
     let denied = bench.load(&bytes, Grant::empty()).await.expect("a driver loads with nothing granted");
     let driver = bench.load(&bytes, golden::grant()).await.expect("a driver loads with what it asks for");
     Some(Loaded { golden, bench, denied, driver })

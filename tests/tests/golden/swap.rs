@@ -18,7 +18,7 @@ use serde_json::json;
 
 /// The files that there are; compiled, so that the daemon need not.
 async fn built() -> Vec<(Golden, Vec<u8>)> {
-    let bench = Bench::new(Some(&golden::cache()));
+    let bench = Bench::new(Some(golden::cache()));
     let mut built = Vec::new();
     for golden in ALL {
         if let Some(bytes) = golden.bytes() {
@@ -34,7 +34,10 @@ fn root_with_cache() -> Root {
     let root = Root::new();
     let cache = root.path().join("var/cache/nodedock");
     DirBuilder::new().recursive(true).mode(0o700).create(&cache).expect("a new directory");
-    for entry in std::fs::read_dir(golden::cache()).expect("read the cache") {
+    let state = root.path().join("var/lib/nodedock");
+    DirBuilder::new().recursive(true).mode(0o700).create(&state).expect("a new directory");
+    std::fs::copy(golden::cache().key, state.join("cache.key")).expect("copy the key");
+    for entry in std::fs::read_dir(golden::cache().directory).expect("read the cache") {
         let from = entry.expect("read the cache").path();
         // What another test is writing just now has another ending.
         if from.extension().is_some_and(|ending| ending == "cwasm" || ending == "sha256") {

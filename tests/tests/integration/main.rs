@@ -9,6 +9,7 @@ mod compile;
 mod containers;
 mod device_metadata;
 mod device_numbers;
+mod directories;
 mod discovery;
 mod disk_full;
 mod disk_read_only;

@@ -9,7 +9,7 @@ use nodedock_proto::kubelet::pod_resources::v1::pod_resources_lister_client::Pod
 use nodedock_tests::compose::{claim, gpu_claim, pod, request};
 use nodedock_tests::drivers::{MOCK_GPU_FILE, MOCK_GPU_NAME};
 use nodedock_tests::metrics::{Exposition, Family, ask, families_on_page};
-use nodedock_tests::{Daemon, Options, Root};
+use nodedock_tests::{Daemon, Options};
 use tokio::net::TcpStream;
 
 use crate::with_gpus;
@@ -163,16 +163,11 @@ async fn a_daemon_that_serves_lives_and_is_ready_and_other_requests_are_refused(
 }
 
 #[tokio::test]
-async fn an_address_is_listened_on_if_the_config_says_so_and_a_taken_one_is_named() {
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = taken.local_addr().unwrap();
+async fn an_address_is_listened_on_if_the_config_says_so() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap();
     let config = format!("admin: {{listen: \"{address}\"}}\n");
-    let root = Root::new();
-    let file = root.write("nodedock.yaml", &config);
-    root.cli(&["run", "--config", file.to_str().unwrap()])
-        .await
-        .failed_with(1, &[&address.to_string(), "admin.listen"]);
-    drop(taken);
+    drop(free);
     let daemon = Daemon::start_with(Options::default().config(&config)).await;
     let stream = TcpStream::connect(address).await.expect("the address accepts");
     let answer = ask(stream, "GET", "/metrics").await;

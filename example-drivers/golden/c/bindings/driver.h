@@ -1013,7 +1013,8 @@ extern bool nodedock_driver_sysfs_read_dir(driver_string_t *path, driver_list_st
 // returns its path and does not read it. Also `invalid`: `not-a-link`.
 extern bool nodedock_driver_sysfs_read_link(driver_string_t *path, driver_string_t *ret, nodedock_driver_sysfs_problem_t *err);
 // Returns the paths that match a glob, sorted, at most 4,096, with links unresolved; an empty list if no path matches. The glob
-// itself must be granted: literally, or by a granted glob that matches it. Also `invalid`: `bad-glob`, `glob-too-wide`.
+// itself must be granted: literally, or by a granted glob that matches it. What does not exist, is no directory or is denied has no
+// paths; a directory that could not be read is a problem of the whole glob. Also `invalid`: `bad-glob`, `glob-too-wide`.
 extern bool nodedock_driver_sysfs_glob(driver_string_t *pattern, driver_list_string_t *ret, nodedock_driver_sysfs_problem_t *err);
 
 // Imported Functions from `nodedock:driver/sysfs-write@0.2.0`
@@ -1025,6 +1026,7 @@ extern bool nodedock_driver_sysfs_glob(driver_string_t *pattern, driver_list_str
 // | invalid | `bad-path`, `not-a-file`, `value-too-large`, `bad-value` | path or value cannot be written (a value has no zero byte) |
 // | denied | `not-granted` | the grant has no such path with such a value |
 // | denied | `never-allowed`, `outside-sysfs` | no driver may write it |
+// | denied | `not-permitted` | the user of the daemon may not write it |
 // | denied | `not-now` | the call is neither prepare nor unprepare |
 // | denied | `too-many-values` | the claim has 256 changed values already |
 // | not-found | `no-such-path` | nothing exists there |
@@ -1041,7 +1043,7 @@ extern bool nodedock_driver_host_files_read(driver_string_t *path, driver_string
 // Returns one file or directory.
 extern bool nodedock_driver_host_files_stat(driver_string_t *path, nodedock_driver_host_files_file_info_t *ret, nodedock_driver_host_files_problem_t *err);
 // Returns the files and directories that match a glob, sorted by path, at most 4,096. The glob itself must be granted, as for
-// `sysfs`; paths beyond the ceiling are left out. Also `invalid`: `bad-glob`, `glob-too-wide`.
+// `sysfs`; paths beyond the ceiling are left out, and a directory that could not be read is a problem of the whole glob. Also `invalid`: `bad-glob`, `glob-too-wide`.
 extern bool nodedock_driver_host_files_glob(driver_string_t *pattern, nodedock_driver_host_files_list_file_info_t *ret, nodedock_driver_host_files_problem_t *err);
 
 // Imported Functions from `nodedock:driver/pci-driver@0.2.0`
@@ -1066,7 +1068,8 @@ extern bool nodedock_driver_pci_driver_restore(driver_string_t *address, driver_
 
 // Imported Functions from `nodedock:driver/device-nodes@0.2.0`
 // Returns the nodes that match a glob, sorted by path, at most 4,096, without directories, links and regular files. The glob itself
-// must be granted, as for `sysfs`.
+// must be granted, as for `sysfs`. Nodes that no driver may have are left out; a directory or node that could not be read is a problem
+// of the whole glob.
 extern bool nodedock_driver_device_nodes_glob(driver_string_t *pattern, nodedock_driver_device_nodes_list_node_info_t *ret, nodedock_driver_device_nodes_problem_t *err);
 // Returns one node.
 extern bool nodedock_driver_device_nodes_stat(driver_string_t *path, nodedock_driver_device_nodes_node_info_t *ret, nodedock_driver_device_nodes_problem_t *err);

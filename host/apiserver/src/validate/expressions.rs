@@ -109,6 +109,7 @@ impl Compiled {
             compiled.compile(expressions);
             compiled.0
         });
+        // no error: the expressions are still missing then, and compiled when the object is checked
         self.0.extend(work.await.unwrap_or_default());
     }
 

@@ -70,7 +70,7 @@ impl AdapterDriver {
         for group in groups {
             let allocation = self.allocate(call, until, plugin.as_ref(), &group, paths.as_ref()).await?;
             prepared.annotations.extend(allocation.annotations.clone());
-            prepared.devices.extend(devices(&group, allocation, &self.adapters.0.parts.hardware));
+            prepared.devices.extend(devices(&group, allocation, &self.adapters.0.parts.hardware)?);
         }
         Ok(prepared)
     }
@@ -190,9 +190,13 @@ impl AdapterDriver {
 }
 
 /// The devices of a request. The answer is for all of them, so the first one has it: containers get a request's devices together.
-fn devices(group: &Group<'_>, allocation: ContainerAllocation, hardware: &Hardware) -> Vec<PreparedDevice> {
+fn devices(
+    group: &Group<'_>,
+    allocation: ContainerAllocation,
+    hardware: &Hardware,
+) -> Result<Vec<PreparedDevice>, Problem> {
     let status = (!allocation.annotations.is_empty()).then(|| undelivered(&allocation));
-    let mut access = Some(access(allocation, hardware));
+    let mut access = Some(access(allocation, hardware)?);
     let device = |device: &&AllocatedDevice| PreparedDevice {
         requests: vec![group.request.to_owned()],
         pool: device.pool.clone(),
@@ -202,7 +206,7 @@ fn devices(group: &Group<'_>, allocation: ContainerAllocation, hardware: &Hardwa
         status: status.clone(),
         attributes: None,
     };
-    group.devices.iter().map(device).collect()
+    Ok(group.devices.iter().map(device).collect())
 }
 
 /// A kubelet has no way to a container for annotations of a DRA driver.
@@ -221,7 +225,7 @@ fn undelivered(allocation: &ContainerAllocation) -> DeviceStatus {
     DeviceStatus { conditions: vec![condition], ..DeviceStatus::default() }
 }
 
-fn access(allocation: ContainerAllocation, hardware: &Hardware) -> DeviceAccess {
+fn access(allocation: ContainerAllocation, hardware: &Hardware) -> Result<DeviceAccess, Problem> {
     let ContainerAllocation { env, mounts, device_nodes, cdi_devices, annotations: _ } = allocation;
     let mount = |mount: nodedock_model::AllocationMount| Mount {
         host_path: mount.host_path,
@@ -231,8 +235,13 @@ fn access(allocation: ContainerAllocation, hardware: &Hardware) -> DeviceAccess 
         fs_type: None,
     };
     let node = |node: nodedock_model::AllocationNode| {
-        let found = hardware.node(&node.host_path).ok().flatten();
-        DeviceNode {
+        let found = match hardware.node(&node.host_path) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+            found => found.map_err(|error| {
+                Problem::unavailable(ProblemCode::IoError, format!("{}: {error}", node.host_path))
+            })?,
+        };
+        Ok::<_, Problem>(DeviceNode {
             kind: found.map(|found| found.kind),
             major: found.map(|found| found.major),
             minor: found.map(|found| found.minor),
@@ -242,19 +251,19 @@ fn access(allocation: ContainerAllocation, hardware: &Hardware) -> DeviceAccess 
             file_mode: None,
             uid: None,
             gid: None,
-        }
+        })
     };
     let edits = Edits {
         env: env.into_iter().collect(),
-        device_nodes: device_nodes.into_iter().map(node).collect(),
+        device_nodes: device_nodes.into_iter().map(node).collect::<Result<_, _>>()?,
         mounts: mounts.into_iter().map(mount).collect(),
         ..Edits::default()
     };
-    match (cdi_devices.is_empty(), edits.is_empty()) {
+    Ok(match (cdi_devices.is_empty(), edits.is_empty()) {
         (true, _) => DeviceAccess::Edits(edits),
         (false, true) => DeviceAccess::CdiDevices(cdi_devices),
         (false, false) => DeviceAccess::EditsAndCdiDevices(edits, cdi_devices),
-    }
+    })
 }
 
 #[async_trait]

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use super::AdapterParts;
 use crate::driver::Published;
 use crate::standard_attributes;
-use nodedock_model::{Adapter, DeviceHealth, HealthState, Inventory, PluginDevice, Pool, device_name};
+use nodedock_model::{
+    Adapter, DeviceHealth, HealthState, Inventory, PluginDevice, Pool, Problem, device_name,
+};
 
 /// What an inventory is made of.
 pub(super) struct Material {
@@ -16,16 +18,15 @@ pub(super) struct Material {
 
 impl Material {
     /// Blocks: it reads below `/sys`.
-    pub(super) fn publish(self, parts: &AdapterParts) -> Published {
+    pub(super) fn publish(self, parts: &AdapterParts) -> Result<Published, Problem> {
         let Self { adapter, listed, left } = self;
-        let read = |path: &str| String::from_utf8(parts.sysfs.read(path).ok()?).ok();
         let pool = Pool {
-            devices: adapter.devices(&listed, read),
+            devices: adapter.devices(&listed, |path| parts.sysfs.fact(path))?,
             extended_resource: Some(adapter.resource.clone()),
             ..Pool::default()
         };
         let mut inventory = Inventory { pools: [(adapter.pool.clone(), pool)].into() };
-        standard_attributes::add(&parts.sysfs, parts.numa_node_form, &mut inventory);
+        standard_attributes::add(&parts.sysfs, parts.numa_node_form, &mut inventory)?;
         let health = |device: &PluginDevice| {
             let health = match (&left, device.healthy) {
                 (Some(why), _) => DeviceHealth { state: HealthState::Unhealthy, message: why.clone() },
@@ -37,6 +38,6 @@ impl Material {
             };
             ((adapter.pool.clone(), device_name(&device.id)), health)
         };
-        Published { inventory, health: listed.values().map(health).collect() }
+        Ok(Published { inventory, health: listed.values().map(health).collect() })
     }
 }

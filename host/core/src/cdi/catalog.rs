@@ -14,6 +14,7 @@ use serde::Deserialize;
 
 use super::directory::{CLOCK_TICK_MAX, Known, Stamp, is_spec_name, open_plain};
 use super::identity::{DAEMON_OPENING, MARK};
+use nodedock_base::file;
 
 /// Bytes of a file that are read; a larger file is skipped.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -109,6 +110,7 @@ impl Catalog {
     /// `own` must exist, and is the last of the directories if it is not one of them.
     pub(super) fn new(own: &Path, directories: &[PathBuf], mark: String) -> Self {
         let mut directories = directories.to_vec();
+        // no error: a directory that does not exist yet is another one
         let same = |directory: &PathBuf| directory.metadata().is_ok_and(|found| is_same(&found, own));
         let at = directories.iter().position(same).unwrap_or_else(|| {
             directories.push(own.to_owned());
@@ -177,7 +179,9 @@ impl Catalog {
         }
         let listed = if stamp.is_some() { self.list(directory)? } else { BTreeMap::new() };
         let changed = self.state.lock().changed(directory, &listed);
-        let read: Vec<_> = changed.into_iter().map(|name| (self.read(directory, &name), name)).collect();
+        let read: io::Result<Vec<_>> =
+            changed.into_iter().map(|name| Ok((self.read(directory, &name)?, name))).collect();
+        let read = read?;
         let settled = stamp.is_none_or(|stamp| stamp.is_settled_at(at));
         let mut state = self.state.lock();
         state.keep_listed(directory, &listed);
@@ -192,8 +196,18 @@ impl Catalog {
         let mut touched = Touched::default();
         for name in names {
             let path = self.directories[self.own].join(name);
-            let there = path.symlink_metadata().is_ok();
-            let entry = if there { self.read(self.own, name) } else { Entry::default() };
+            let looked = file::symlink_metadata(&path).and_then(|found| match found {
+                Some(_) => Ok((true, self.read(self.own, name)?)),
+                None => Ok((false, Entry::default())),
+            });
+            let (there, entry) = match looked {
+                Ok(looked) => looked,
+                Err(error) => {
+                    // The next check of all files reads it again.
+                    tracing::warn!(file = %path.display(), %error, "a cdi file cannot be read");
+                    continue;
+                }
+            };
             touched.devices.extend(entry.devices.iter().cloned());
             touched.ours.extend(entry.ours.then(|| name.clone()));
             let mut state = self.state.lock();
@@ -286,26 +300,29 @@ impl Catalog {
                 continue;
             }
             // A file that was removed meanwhile does not count.
-            if let Ok(metadata) = std::fs::symlink_metadata(entry.path()) {
+            if let Some(metadata) = file::symlink_metadata(&entry.path())? {
                 listed.insert(name, Stamp::of(&metadata));
             }
         }
         Ok(listed)
     }
 
-    /// A runtime cannot read such a file either.
-    fn read(&self, directory: usize, name: &str) -> Entry {
+    /// A file that is gone, that this process may not read or that is no spec has no devices: a runtime cannot read it either.
+    fn read(&self, directory: usize, name: &str) -> io::Result<Entry> {
         let path = self.directories[directory].join(name);
-        let stamp = path.symlink_metadata().ok().map(|metadata| Stamp::of(&metadata));
+        let stamp = file::symlink_metadata(&path)?.map(|metadata| Stamp::of(&metadata));
         let stamp = stamp.filter(Stamp::is_settled);
-        let text = read_plain(&path).unwrap_or_default();
+        let text = match read_plain(&path) {
+            Err(error) if is_unreadable(&error) => String::new(),
+            text => text?.unwrap_or_default(),
+        };
         if directory == self.own && self.is_ours(text.as_bytes()) {
-            return Entry { stamp, devices: Vec::new(), ours: true };
+            return Ok(Entry { stamp, devices: Vec::new(), ours: true });
         }
         let names = serde_saphyr::from_str::<Names>(&text).unwrap_or_default();
         let qualified = |device: &Name| format!("{}={}", names.kind, device.name);
         let devices = names.devices.iter().map(qualified).collect();
-        Entry { stamp, devices, ours: false }
+        Ok(Entry { stamp, devices, ours: false })
     }
 }
 
@@ -365,14 +382,20 @@ fn is_same(found: &Metadata, other: &Path) -> bool {
     other.is_ok_and(|other| (other.dev(), other.ino()) == (found.dev(), found.ino()))
 }
 
-fn read_plain(path: &Path) -> Option<String> {
-    let file = open_plain(path).ok()??;
-    if file.metadata().ok()?.len() > FILE_BYTES_MAX {
-        return None;
+/// `None` for what is no plain file, or too large to be a spec.
+fn read_plain(path: &Path) -> io::Result<Option<String>> {
+    let Some(file) = open_plain(path)? else { return Ok(None) };
+    if file.metadata()?.len() > FILE_BYTES_MAX {
+        return Ok(None);
     }
     let mut text = String::new();
-    file.take(FILE_BYTES_MAX).read_to_string(&mut text).ok()?;
-    Some(text)
+    file.take(FILE_BYTES_MAX).read_to_string(&mut text)?;
+    Ok(Some(text))
+}
+
+fn is_unreadable(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidData, NotFound, PermissionDenied};
+    matches!(error.kind(), NotFound | PermissionDenied | InvalidData)
 }
 
 #[cfg(test)]

@@ -4,17 +4,19 @@
 use std::fs::{DirEntry, File, Metadata};
 use std::hash::{BuildHasher, RandomState};
 use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use sha2::{Digest, Sha256};
 
+use super::access::FileAccess;
 use super::catalog::{Catalog, Collision, Moment, Touched};
 use super::identity::{Identity, OPENING};
 use super::render::{SpecFile, mark_of};
 use nodedock_base::batches::Batches;
+use nodedock_base::directories;
 
 mod writer;
 
@@ -37,6 +39,10 @@ pub enum CdiError {
     Name(String),
     #[error("{0} is in the way: it does not begin with this daemon's line, so it belongs to another program")]
     Foreign(String),
+    #[error(
+        "the daemon cannot give CDI files the configured mode and group (cdiFiles of the config): it needs to be a member of the group, by SupplementaryGroups= of its unit or supplementalGroups of its pod, or the capability CHOWN"
+    )]
+    Access(#[source] Arc<io::Error>),
     #[error("the writer of the CDI directory has ended")]
     Closed,
 }
@@ -71,6 +77,7 @@ struct Directory {
     temporary_prefix: String,
     hasher: RandomState,
     catalog: Catalog,
+    access: FileAccess,
 }
 
 /// A file after it was written or compared.
@@ -122,6 +129,16 @@ impl CdiDir {
     /// `directories`: those that runtimes read, by priority, as in the runtimes' configs. `daemon` identifies this daemon across
     /// restarts among others that write to the same directory.
     pub fn open(path: &Path, directories: &[PathBuf], daemon: &str) -> Result<Self, CdiError> {
+        Self::open_with(path, directories, daemon, FileAccess::default())
+    }
+
+    /// Opens the directory as `open` does. Its files, those that are there too, get this mode and group.
+    pub fn open_with(
+        path: &Path,
+        directories: &[PathBuf],
+        daemon: &str,
+        access: FileAccess,
+    ) -> Result<Self, CdiError> {
         make_directory(path)?;
         let temporary_prefix = format!("{TEMPORARY_PREFIX}{}-", tag(daemon));
         sweep(path, &temporary_prefix)?;
@@ -130,7 +147,9 @@ impl CdiDir {
             temporary_prefix,
             hasher: RandomState::new(),
             catalog: Catalog::new(path, directories, mark_of(daemon)),
+            access,
         };
+        directory.apply_access()?;
         Ok(Self { directory: Batches::new(directory, BATCH_FILES_MAX) })
     }
 
@@ -240,6 +259,7 @@ impl CdiDir {
     pub async fn touched(&self, names: Vec<String>) -> Touched {
         let dir = self.clone();
         let look = move || dir.directory().catalog.touched(&names);
+        // no error: the daemon ends
         tokio::task::spawn_blocking(look).await.unwrap_or_default()
     }
 
@@ -251,14 +271,18 @@ impl CdiDir {
     }
 
     /// Returns a file of this daemon by name. `None`: it does not exist, or belongs to another program.
-    pub async fn read(&self, name: &str) -> Option<OurFile> {
+    pub async fn read(&self, name: &str) -> Result<Option<OurFile>, CdiError> {
         let (dir, name) = (self.clone(), name.to_owned());
         let read = move || {
             let directory = dir.directory();
-            let text = directory.read_ours(&directory.path.join(&name)).ok()??;
-            Some(OurFile::new(name, &text))
+            let path = directory.path.join(&name);
+            match directory.read_ours(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                Err(error) => Err(CdiError::io("read", &path)(error)),
+                Ok(text) => Ok(text.map(|text| OurFile::new(name, &text))),
+            }
         };
-        tokio::task::spawn_blocking(read).await.ok()?
+        tokio::task::spawn_blocking(read).await.unwrap_or(Err(CdiError::Closed))
     }
 }
 
@@ -291,6 +315,7 @@ impl Directory {
     }
 
     fn is_current(&self, file: &SpecFile) -> bool {
+        // no error: a file that cannot be looked at is written again, which reports it
         let Ok(metadata) = std::fs::symlink_metadata(self.path.join(&file.name)) else { return false };
         let hash = self.hasher.hash_one(&file.bytes);
         let known = self.catalog.known.lock().get(&file.name).copied();
@@ -314,8 +339,31 @@ impl Directory {
             return (known.stamp == Stamp::of(metadata)).then_some(known);
         }
         let settled = known.stamp.is_settled();
+        // no error: a file that cannot be read is written again, which reports it
         let bytes = std::fs::read(self.path.join(name)).ok().filter(|_| metadata.is_file())?;
         (self.hasher.hash_one(&bytes) == known.hash).then_some(Known { settled, ..known })
+    }
+}
+
+impl Directory {
+    /// Gives this daemon's files the configured mode and group, and a temporary one, so that a group that the daemon cannot give is an error
+    /// at the start.
+    fn apply_access(&self) -> Result<(), CdiError> {
+        let refused = |error| CdiError::Access(Arc::new(error));
+        let probe = self.write_temporary(b"").map_err(CdiError::io("write to", &self.path))?;
+        self.access.apply(probe.as_file()).map_err(refused)?;
+        for entry in entries(&self.path)? {
+            let path = entry.path();
+            if !entry.file_name().to_str().is_some_and(is_spec_name) {
+                continue;
+            }
+            match self.read_ours(&path).and_then(|ours| ours.map_or(Ok(None), |_| open_plain(&path))) {
+                Ok(file) => file.map_or(Ok(()), |file| self.access.apply(&file)).map_err(refused)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(CdiError::io("read", &path)(error)),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -325,8 +373,7 @@ pub(crate) fn tag(daemon: &str) -> String {
 }
 
 fn make_directory(path: &Path) -> Result<(), CdiError> {
-    let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(path);
-    made.map_err(CdiError::io("make the directory", path))
+    directories::make(path, 0o755).map_err(CdiError::io("make the directory", path))
 }
 
 fn sweep(path: &Path, prefix: &str) -> Result<(), CdiError> {
@@ -353,9 +400,11 @@ pub(super) fn is_spec_name(name: &str) -> bool {
 /// Opens a plain file; does not follow a link at its end and does not wait at a pipe.
 pub(super) fn open_plain(path: &Path) -> io::Result<Option<File>> {
     use rustix::fs::{Mode, OFlags};
+    use rustix::io::Errno;
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
-        Err(rustix::io::Errno::LOOP) => return Ok(None),
+        // A link; a socket, or a device that is not there.
+        Err(Errno::LOOP | Errno::NXIO | Errno::NODEV) => return Ok(None),
         opened => File::from(opened?),
     };
     Ok(file.metadata()?.is_file().then_some(file))

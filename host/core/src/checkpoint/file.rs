@@ -113,7 +113,7 @@ fn open_existing(path: &Path, upgrades: &Upgrades) -> Result<Result<(Database, D
         return Ok(Err(LoadError::Foreign(reason)));
     }
     let log = log_of(path);
-    let (has_log, had_file) = (is_log_filled(&log), log.exists());
+    let (has_log, had_file) = (is_log_filled(&log), log.try_exists().map_err(io("read"))?);
     if let Err(error) = allocate(&log) {
         // Commits need less, and report it.
         tracing::debug!(%error, "the log of the checkpoint is not allocated");
@@ -233,7 +233,9 @@ fn format_1_error(path: &Path, doing: &'static str, error: redb::Error) -> OpenE
 fn mark_format_1(path: &Path, database: &mut Database) -> Result<(), OpenError> {
     let store = |source| OpenError::Store { path: path.to_owned(), doing: "write", source };
     let old = format_1::beside(path);
-    if !old.exists() || database.meta(META_TAKEN_OVER).map_err(store)?.is_some() {
+    let is_there =
+        old.try_exists().map_err(|source| OpenError::Io { path: old.clone(), doing: "read", source })?;
+    if !is_there || database.meta(META_TAKEN_OVER).map_err(store)?.is_some() {
         return Ok(());
     }
     match format_1::mark(&old) {

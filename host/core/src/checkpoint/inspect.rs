@@ -90,7 +90,9 @@ pub fn verify(path: &Path) -> Result<Report, ReadError> {
 /// Returns the state of a file's pages, its content and its size with its log; of the file of format 1 beside it, if it does not exist.
 fn copy(path: &Path) -> Result<(Integrity, Dump, u64), ReadError> {
     let old = format_1::beside(path);
-    let path = if !path.exists() && old.exists() { &old } else { path };
+    let is_there =
+        |path: &Path| path.try_exists().map_err(|source| ReadError::Io { path: path.to_owned(), source });
+    let path = if !is_there(path)? && is_there(&old)? { &old } else { path };
     let io = |source| ReadError::Io { path: path.to_owned(), source };
     let damaged = |reason| ReadError::Damaged { path: path.to_owned(), reason };
     let file = File::open(path).map_err(io)?;

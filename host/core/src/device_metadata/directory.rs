@@ -6,23 +6,26 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use super::{MetadataFile, directory_of};
+use crate::cdi::FileAccess;
 use nodedock_model::{DriverName, Uid};
 
 /// Handle to the directory. Calls block for as long as the file system takes: the directory of CDI files is in memory by default.
 #[derive(Debug, Clone)]
 pub struct MetadataDir {
     path: PathBuf,
+    access: FileAccess,
 }
 
 impl MetadataDir {
-    /// The directory is created with its first file.
-    pub fn new(path: &Path) -> Self {
-        Self { path: path.to_owned() }
+    /// The directory is created with its first file. Those enter it that may read CDI files: container runtimes, which mount its files.
+    pub fn new(path: &Path, access: FileAccess) -> Self {
+        Self { path: path.to_owned(), access }
     }
 
     /// Returns whether the file exists with these bytes.
     pub(crate) fn is_current(&self, file: &MetadataFile) -> bool {
         let path = self.path.join(&file.directory).join(&file.name);
+        // no error: a file that cannot be read is written again, which reports it
         path.symlink_metadata().is_ok_and(|found| found.is_file() && found.len() == file.bytes.len() as u64)
             && std::fs::read(&path).is_ok_and(|bytes| bytes == file.bytes)
     }
@@ -40,10 +43,9 @@ impl MetadataDir {
             }
             opened => opened?,
         };
-        // Whatever the umask is: runtimes and programs of any user read the files.
-        for made in [&self.path, &directory] {
-            std::fs::set_permissions(made, Permissions::from_mode(0o755))?;
-        }
+        // Whatever the umask is: in containers, programs of any user read the files.
+        self.access.apply_to_directory(&File::open(&self.path)?)?;
+        std::fs::set_permissions(&directory, Permissions::from_mode(0o755))?;
         in_place.set_permissions(Permissions::from_mode(0o644))?;
         in_place.write_all_at(&file.bytes, 0)?;
         in_place.set_len(file.bytes.len() as u64)

@@ -7,7 +7,12 @@ use nodedock_model::{ClaimState, Device, DeviceName, DeviceStatus, DriverPart, O
 const ON_NODE: &str = "/run/nodedock/device-metadata";
 
 fn settings(directory: &Path) -> MetadataSettings {
-    MetadataSettings { is_enabled: true, directory: directory.to_owned(), pools: None }
+    MetadataSettings {
+        is_enabled: true,
+        directory: directory.to_owned(),
+        access: FileAccess::default(),
+        pools: None,
+    }
 }
 
 /// The intent of a claim `one` of devices of the driver `gpu`, whose requests have the names of the devices.
@@ -228,7 +233,7 @@ fn a_plugins_devices_and_a_disabled_host_have_no_files() {
 #[test]
 fn a_file_is_written_in_place_so_that_a_mount_shows_its_new_content() {
     let directory = tempfile::tempdir().unwrap();
-    let metadata = MetadataDir::new(&directory.path().join("metadata"));
+    let metadata = MetadataDir::new(&directory.path().join("metadata"), FileAccess::default());
     assert_eq!(metadata.list().unwrap(), []);
     let file = |bytes: &str| MetadataFile {
         directory: directory_name(&driver("gpu"), &uid("uid-one")),
@@ -251,9 +256,23 @@ fn a_file_is_written_in_place_so_that_a_mount_shows_its_new_content() {
 }
 
 #[test]
+fn users_that_may_not_read_cdi_files_enter_no_directory_of_metadata() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("metadata");
+    let (name, of_claim) = ("0.json".to_owned(), directory_name(&driver("gpu"), &uid("uid-one")));
+    let file = MetadataFile { directory: of_claim, name, bytes: b"{}".to_vec() };
+    for (mode, of_directory) in [(0o644, 0o755), (0o640, 0o750), (0o600, 0o700)] {
+        MetadataDir::new(&path, FileAccess::new(mode, None).unwrap()).write(&file).unwrap();
+        let mode_of = |path: &Path| path.metadata().unwrap().mode() & 0o777;
+        let of_file = mode_of(&path.join("gpu.example.com_uid-one/0.json"));
+        assert_eq!((mode_of(&path), of_file), (of_directory, 0o644), "programs in containers read the file");
+    }
+}
+
+#[test]
 fn what_is_in_place_of_a_file_is_replaced_and_no_link_followed() {
     let directory = tempfile::tempdir().unwrap();
-    let metadata = MetadataDir::new(directory.path());
+    let metadata = MetadataDir::new(directory.path(), FileAccess::default());
     let victim = directory.path().join("victim");
     std::fs::write(&victim, "whole").unwrap();
     let path = directory.path().join("gpu.example.com_uid-one/0.json");

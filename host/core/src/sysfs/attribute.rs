@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use rustix::fs::{FileType, OFlags, ResolveFlags};
 
-use crate::sysfs::{SysfsRoot, VALUE_BYTES_MAX, denied, io_problem, patterns, pci, stat};
+use crate::sysfs::{SysfsRoot, VALUE_BYTES_MAX, denied, io_problem, is_absent, patterns, pci, stat};
 use nodedock_model::grant::pattern::PatternSet;
 use nodedock_model::{Problem, ProblemCode};
 
@@ -27,7 +27,7 @@ pub struct Attribute {
     /// Without links.
     pub path: String,
     pub inode: u64,
-    /// Without its line ending. None: it cannot be read, is not text, or is longer than what can be written.
+    /// Without its line ending. `None`: the kernel gives no value, or it is not text, or longer than what can be written.
     pub value: Option<String>,
 }
 
@@ -36,8 +36,8 @@ pub struct Attribute {
 pub struct Written {
     /// The kernel's refusal.
     pub outcome: Result<(), Problem>,
-    /// What the file reads as afterwards.
-    pub value: Option<String>,
+    /// What the file reads as afterwards. `None` as of an [`Attribute`]; an error: it could not be read back.
+    pub value: Result<Option<String>, Problem>,
 }
 
 impl SysfsRoot {
@@ -48,7 +48,7 @@ impl SysfsRoot {
         if !is_of_device || WRITE_DENIED.matches(path) || WRITE_DENIED.matches(&resolved) {
             return Err(denied(path));
         }
-        Ok(Attribute { value: self.value(&resolved), inode: stat.st_ino, path: resolved })
+        Ok(Attribute { value: self.value(&resolved)?, inode: stat.st_ino, path: resolved })
     }
 
     /// Writes to the file that was read before. An error: it is another file, or cannot be opened, and nothing was written.
@@ -78,9 +78,16 @@ impl SysfsRoot {
         Ok(Written { outcome, value: self.value(path) })
     }
 
-    fn value(&self, resolved: &str) -> Option<String> {
-        let content = self.content(resolved, resolved).ok().filter(|bytes| bytes.len() <= VALUE_BYTES_MAX)?;
-        Some(String::from_utf8(content).ok()?.trim_end().to_owned())
+    fn value(&self, resolved: &str) -> Result<Option<String>, Problem> {
+        let content = match self.content(resolved, resolved) {
+            // A file that is only written.
+            Err(problem) if problem.code == ProblemCode::NotPermitted || is_absent(&problem) => {
+                return Ok(None);
+            }
+            content => content?,
+        };
+        let text = std::str::from_utf8(&content).ok().filter(|text| text.len() <= VALUE_BYTES_MAX);
+        Ok(text.map(|text| text.trim_end().to_owned()))
     }
 }
 

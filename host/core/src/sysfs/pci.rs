@@ -6,15 +6,17 @@
 //! documentation (Documentation/ABI/testing/sysfs-bus-pci): `driver_override`, `unbind`, `drivers_probe`.
 
 use std::fmt;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::str::FromStr;
+use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 use super::{SysfsRoot, stat};
 use crate::sysfs::attribute::{Attribute, Written, replaced};
+use crate::sysfs::blocking::LOOK_WALL;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{KeptValue, Problem, ProblemCode};
 
@@ -171,7 +173,7 @@ impl SysfsRoot {
     }
 
     /// Returns whether the kernel has a driver for PCI functions.
-    pub fn has_pci_driver(&self, driver: &str) -> bool {
+    pub fn has_pci_driver(&self, driver: &str) -> Result<bool, Problem> {
         self.exists(&format!("{DRIVERS}/{driver}"))
     }
 
@@ -200,8 +202,7 @@ impl SysfsRoot {
             self.rebind(directory, &before)?;
             Err(problem)
         });
-        let value = self.binding_in(directory)?.to_string();
-        Ok(Written { outcome, value: Some(value) })
+        Ok(Written { outcome, value: self.binding_in(directory).map(|now| Some(now.to_string())) })
     }
 
     fn rebind(&self, directory: &str, target: &Binding) -> Result<(), Problem> {
@@ -256,17 +257,15 @@ impl SysfsRoot {
 
     fn iommu_group(&self, address: &PciAddress) -> Result<Option<Vec<PciAddress>>, Problem> {
         let devices = format!("{DEVICES}/{address}/iommu_group/devices");
-        if !self.exists(&devices) {
+        if !self.exists(&devices)? {
             return Ok(None);
         }
         let mut group = Vec::new();
         for name in self.read_dir(&devices)? {
             // A group may have devices of other buses, which no kernel driver for PCI functions takes.
             let Ok(member) = name.parse::<PciAddress>() else { continue };
-            if !self
-                .text(&format!("{DEVICES}/{member}/class"))
-                .is_some_and(|class| class.starts_with(BRIDGE_CLASS))
-            {
+            let class = self.find_text(&format!("{DEVICES}/{member}/class"))?;
+            if !class.is_some_and(|class| class.starts_with(BRIDGE_CLASS)) {
                 group.push(member);
             }
         }
@@ -275,18 +274,12 @@ impl SysfsRoot {
 
     fn binding_in(&self, directory: &str) -> Result<Binding, Problem> {
         let link = format!("{directory}/driver");
-        let driver = match self.exists(&link) {
+        let driver = match self.exists(&link)? {
             true => self.read_link(&link)?.rsplit('/').next().map(str::to_owned),
             false => None,
         };
-        let forced = self.text(&format!("{directory}/driver_override"));
+        let forced = self.find_text(&format!("{directory}/driver_override"))?;
         Ok(Binding { driver, forced: forced.filter(|forced| !matches!(forced.as_str(), "" | "(null)")) })
-    }
-
-    /// A short text; `None` if it cannot be read.
-    fn text(&self, path: &str) -> Option<String> {
-        let content = self.content(path, &self.resolve(path).ok()?).ok()?;
-        Some(String::from_utf8(content).ok()?.trim().to_owned())
     }
 
     /// One system call to a file of the host's own choice, which drivers may not write.
@@ -304,7 +297,7 @@ impl SysfsRoot {
 
     /// Names in a directory; none if it does not exist. A directory that cannot be read is an error: what is unknown is no permission.
     fn entries(&self, path: &str) -> Result<Vec<String>, Problem> {
-        match self.names(path) {
+        match self.names(path, Instant::now() + LOOK_WALL) {
             Ok(names) => Ok(names.into_iter().map(|(name, _)| name).collect()),
             Err(problem) if problem.code == ProblemCode::NoSuchPath => Ok(Vec::new()),
             Err(problem) => Err(problem),
@@ -313,11 +306,14 @@ impl SysfsRoot {
 
     /// Entries of a class whose directories are below a device.
     fn class_below(&self, class: &str, directory: &str) -> Result<Vec<String>, Problem> {
-        let mut names = self.entries(&format!("class/{class}"))?;
         let below = format!("{directory}/");
-        names.retain(|name| {
-            self.resolve(&format!("class/{class}/{name}")).is_ok_and(|path| path.starts_with(&below))
-        });
+        let mut names = Vec::new();
+        for name in self.entries(&format!("class/{class}"))? {
+            let path = self.find(&format!("class/{class}/{name}"))?;
+            if path.is_some_and(|path| path.starts_with(&below)) {
+                names.push(name);
+            }
+        }
         Ok(names)
     }
 
@@ -327,30 +323,44 @@ impl SysfsRoot {
         for controller in self.class_below("nvme", directory)? {
             for subsystem in self.entries("class/nvme-subsystem")? {
                 let subsystem = format!("class/nvme-subsystem/{subsystem}");
-                if self.exists(&format!("{subsystem}/{controller}")) {
+                if self.exists(&format!("{subsystem}/{controller}"))? {
                     disks.extend(self.class_below("block", &self.resolve(&subsystem)?)?);
                 }
             }
         }
+        self.block_devices_in_use(disks, node)
+    }
+
+    /// Why the node uses a block device, or a partition of it; `directory` is the device's, without links. A device that the daemon may not open
+    /// counts as used.
+    pub fn block_device_in_use(&self, directory: &str, node: NodeUse<'_>) -> Result<Option<String>, Problem> {
+        let mut disks = self.class_below("block", directory)?;
+        disks.extend(directory.rsplit('/').next().map(str::to_owned));
+        self.block_devices_in_use(disks, node)
+    }
+
+    fn block_devices_in_use(&self, disks: Vec<String>, node: NodeUse<'_>) -> Result<Option<String>, Problem> {
         if disks.is_empty() {
             return Ok(None);
         }
-        let read = |name: &str| {
-            std::fs::read_to_string(node.proc.join(name)).map_err(|error| {
-                let message = format!(
-                    "whether a disk is mounted is unknown: {}: {error}",
-                    node.proc.join(name).display()
-                );
-                Problem::unavailable(ProblemCode::IoError, message)
-            })
+        let unknown = |name: &str, error: &std::io::Error| {
+            let path = node.proc.join(name);
+            let message = format!("whether a disk is mounted is unknown: {}: {error}", path.display());
+            Problem::unavailable(ProblemCode::IoError, message)
         };
-        let (mounts, swaps) = (read("self/mountinfo")?, read("swaps").unwrap_or_default());
+        let read = |name: &str| std::fs::read_to_string(node.proc.join(name));
+        let mounts = read("self/mountinfo").map_err(|error| unknown("self/mountinfo", &error))?;
+        let swaps = match read("swaps") {
+            // A kernel without swap.
+            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+            swaps => swaps.map_err(|error| unknown("swaps", &error))?,
+        };
         for disk in disks {
             let holders = self.entries(&format!("class/block/{disk}/holders"))?;
             if let Some(holder) = holders.first() {
                 return Ok(Some(format!("disk {disk} is part of {holder}")));
             }
-            let number = self.text(&format!("class/block/{disk}/dev")).unwrap_or_default();
+            let number = self.find_text(&format!("class/block/{disk}/dev"))?.unwrap_or_default();
             if is_mounted(&mounts, &number, &disk) {
                 return Ok(Some(format!("disk {disk} is mounted")));
             }
@@ -358,7 +368,7 @@ impl SysfsRoot {
                 return Ok(Some(format!("the node swaps to disk {disk}")));
             }
             // Finds what the others do not: volumes of ZFS, and mounts in other mount namespaces.
-            if let Some(reason) = why_not_opened(&disk, open_exclusively(&node.dev.join(&disk), &number)) {
+            if let Some(reason) = why_not_opened(&disk, open_exclusively(&node.dev.join(&disk), &number))? {
                 return Ok(Some(reason));
             }
         }
@@ -368,7 +378,7 @@ impl SysfsRoot {
     fn interface_in_use(&self, directory: &str, _: NodeUse<'_>) -> Result<Option<String>, Problem> {
         for name in self.class_below("net", directory)? {
             let interface = format!("class/net/{name}");
-            let flags = self.text(&format!("{interface}/flags")).unwrap_or_default();
+            let flags = self.find_text(&format!("{interface}/flags"))?.unwrap_or_default();
             let flags = u32::from_str_radix(flags.trim_start_matches("0x"), 16).unwrap_or(0);
             // IFF_UP. Routes and addresses are in the node's network namespace, which the daemon may not be in.
             if flags & 1 == 1 {
@@ -386,15 +396,15 @@ impl SysfsRoot {
     }
 
     fn vfs_in_use(&self, directory: &str, _: NodeUse<'_>) -> Result<Option<String>, Problem> {
-        let vfs = self.text(&format!("{directory}/sriov_numvfs")).unwrap_or_default();
+        let vfs = self.find_text(&format!("{directory}/sriov_numvfs"))?.unwrap_or_default();
         Ok((!matches!(vfs.as_str(), "" | "0")).then(|| format!("it has {vfs} virtual functions")))
     }
 
     fn console_in_use(&self, directory: &str, _: NodeUse<'_>) -> Result<Option<String>, Problem> {
-        if self.text(&format!("{directory}/boot_vga")).as_deref() == Some("1") {
+        if self.find_text(&format!("{directory}/boot_vga"))?.as_deref() == Some("1") {
             return Ok(Some("it is the display of the console (boot_vga)".to_owned()));
         }
-        let consoles = self.text("class/tty/console/active").unwrap_or_default();
+        let consoles = self.find_text("class/tty/console/active")?.unwrap_or_default();
         let terminals = self.class_below("tty", directory)?;
         let console =
             terminals.into_iter().find(|name| consoles.split_whitespace().any(|active| active == name));
@@ -415,7 +425,10 @@ fn is_mounted(mounts: &str, number: &str, disk: &str) -> bool {
 /// such as that of a pod, forbids it (`EPERM`). A node that is missing or another device's says nothing.
 fn open_exclusively(node: &Path, number: &str) -> rustix::io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let Ok(found) = rustix::fs::stat(node) else { return Ok(()) };
+    let found = match rustix::fs::stat(node) {
+        Err(Errno::NOENT) => return Ok(()),
+        found => found?,
+    };
     let numbers = format!("{}:{}", rustix::fs::major(found.st_rdev), rustix::fs::minor(found.st_rdev));
     match numbers == number {
         true => rustix::fs::open(node, flags, Mode::empty()).map(drop),
@@ -424,13 +437,18 @@ fn open_exclusively(node: &Path, number: &str) -> rustix::io::Result<()> {
 }
 
 /// What the outcome of an exclusive open says of the use of a disk. A disk that the daemon may not open counts as used.
-fn why_not_opened(disk: &str, opened: rustix::io::Result<()>) -> Option<String> {
+fn why_not_opened(disk: &str, opened: rustix::io::Result<()>) -> Result<Option<String>, Problem> {
     match opened {
-        Err(Errno::BUSY) => Some(format!("a program or a volume of the node has disk {disk} for itself")),
-        Err(Errno::PERM | Errno::ACCESS) => Some(format!(
+        // Without a medium, or being removed, it is in no use.
+        Ok(()) | Err(Errno::NOMEDIUM | Errno::NXIO | Errno::NODEV) => Ok(None),
+        Err(Errno::BUSY) => Ok(Some(format!("a program or a volume of the node has disk {disk} for itself"))),
+        Err(Errno::PERM | Errno::ACCESS) => Ok(Some(format!(
             "the node may use disk {disk}, and the daemon is not permitted to open it to find out"
-        )),
-        _ => None,
+        ))),
+        Err(errno) => {
+            let message = format!("whether the node uses disk {disk} is unknown: {errno}");
+            Err(Problem::unavailable(ProblemCode::IoError, message))
+        }
     }
 }
 

@@ -308,8 +308,37 @@ fn a_disk_that_the_daemon_may_not_open_counts_as_used() {
         (Err(Errno::NXIO), None),
         (Ok(()), None),
     ] {
-        let reason = why_not_opened("sdb", opened);
+        let reason = why_not_opened("sdb", opened).unwrap();
         assert!(reason.is_some() == expected.is_some(), "{opened:?}: {reason:?}");
         assert!(reason.unwrap_or_default().contains(expected.unwrap_or_default()), "{opened:?}");
     }
+    assert_eq!(why_not_opened("sdb", Err(Errno::MFILE)).unwrap_err().code, "io-error");
+}
+
+#[test]
+fn a_block_device_is_used_while_it_or_a_partition_of_it_is() {
+    let machine = Machine::new();
+    machine.class("block", "sdb", NVME, &[("dev", "8:16")]);
+    let directory = format!("devices/pci0000:00/{NVME}/block/sdb");
+    let partition = machine.path("sys").join(&directory).join("sdb1");
+    fs::create_dir_all(&partition).unwrap();
+    fs::write(partition.join("dev"), "8:17\n").unwrap();
+    symlink(format!("../../{directory}/sdb1"), machine.path("sys/class/block/sdb1")).unwrap();
+    let (proc, dev) = (machine.path("proc"), machine.path("dev"));
+    let used = |directory: &str| {
+        machine
+            .sys
+            .block_device_in_use(directory, NodeUse { proc: &proc, dev: &dev })
+            .map_err(|problem| problem.code)
+    };
+    assert_eq!(used(&directory), Ok(None));
+    let mount = "36 35 8:17 / /mnt rw - ext4 /dev/sdb1 rw\n";
+    fs::write(machine.path("proc/self/mountinfo"), mount).unwrap();
+    assert_eq!(used(&directory), Ok(Some("disk sdb1 is mounted".to_owned())));
+    assert_eq!(used(&format!("{directory}/sdb1")), Ok(Some("disk sdb1 is mounted".to_owned())));
+    fs::write(machine.path("proc/self/mountinfo"), "").unwrap();
+    fs::create_dir_all(machine.path("sys").join(&directory).join("holders/md0")).unwrap();
+    assert_eq!(used(&directory), Ok(Some("disk sdb is part of md0".to_owned())));
+    fs::remove_file(machine.path("proc/self/mountinfo")).unwrap();
+    assert_eq!(used(&directory), Err("io-error".to_owned()), "what is unknown is no permission");
 }

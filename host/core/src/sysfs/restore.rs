@@ -113,10 +113,13 @@ impl SysfsRoot {
         if let Err(problem) = written.outcome {
             return Fate::left(stood, problem);
         }
-        let odd = written.value.filter(|value| value != before).map(|value| {
-            let message = format!("/sys/{} took {before:?} and reads as {value:?}", found.path);
-            Problem::unavailable(ProblemCode::ValueReadsOtherwise, message)
-        });
+        let odd = match written.value {
+            Ok(value) => value.filter(|value| value != before).map(|value| {
+                let message = format!("/sys/{} took {before:?} and reads as {value:?}", found.path);
+                Problem::unavailable(ProblemCode::ValueReadsOtherwise, message)
+            }),
+            Err(problem) => Some(problem),
+        };
         Fate { end: PutBackEnd::PutBack, found: stood, problem: odd }
     }
 }

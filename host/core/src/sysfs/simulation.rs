@@ -3,6 +3,8 @@
 //!
 //! Knows the binding of PCI functions (`driver_override`, `bind`, `unbind`, `drivers_probe`) and the number of virtual functions
 //! (`sriov_numvfs`). Any other write leaves its value in the file.
+//!
+//! no error: a file that cannot be read is one that the recording does not have; no device of the node depends on it.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -42,7 +42,7 @@ fn files_are_read_through_links_that_stay_inside() {
     assert_eq!(sys.read("class/net/eth0/vendor").unwrap(), b"0x1af4\n");
     assert_eq!(sys.read_link("class/net/eth0").unwrap(), "devices/pci0/card");
     assert_eq!(sys.read_dir("class/net").unwrap(), ["eth0"]);
-    assert!(sys.exists("class/net/eth0") && !sys.exists("class/net/eth1"));
+    assert!(sys.exists("class/net/eth0").unwrap() && !sys.exists("class/net/eth1").unwrap());
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn what_may_be_written_is_looked_at_and_what_is_the_machines_is_kept_off() {
     assert_eq!(code(sys.attribute("class/net/eth0/none")), "no-such-path");
 
     let written = sys.store(&numvfs, "4").unwrap();
-    assert_eq!((written.outcome, written.value.as_deref()), (Ok(()), Some("4")));
+    assert_eq!((written.outcome, written.value), (Ok(()), Ok(Some("4".to_owned()))));
     let file = directory.path().join("sys/devices/pci0/card/numvfs");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), "4\n");
     // What was looked at and what is written are the same, or nothing is.
@@ -135,4 +135,26 @@ fn what_may_be_written_is_looked_at_and_what_is_the_machines_is_kept_off() {
     symlink("binary", &file).unwrap();
     assert_eq!(code(sys.store(&numvfs, "5")), "outside-sysfs");
     assert_eq!(std::fs::read_to_string(directory.path().join("outside")).unwrap(), "secret");
+}
+
+#[test]
+fn a_value_that_cannot_be_read_is_not_written() {
+    // The beginning of a process's memory: EIO (proc(5)).
+    let sys = SysfsRoot::open(Path::new("/proc/self")).unwrap();
+    assert_eq!(code(sys.read("mem")), "io-error");
+    assert_eq!(code(sys.find_text("mem")), "io-error");
+    assert_eq!(code(sys.fact("mem")), "io-error");
+    assert_eq!(code(sys.attribute("mem")), "io-error", "its previous value could not be restored");
+    assert_eq!(sys.find_text("none"), Ok(None));
+}
+
+#[test]
+fn an_attribute_without_a_value_is_told_from_a_read_that_failed() {
+    for raw in [22, 95, 524, 19, 6, 61] {
+        let problem = no_value("class/net/eth0/speed", Errno::from_raw_os_error(raw));
+        assert!(has_no_value(Errno::from_raw_os_error(raw)) && is_absent(&problem), "{raw}");
+    }
+    for failed in [Errno::AGAIN, Errno::INTR, Errno::IO, Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
+        assert!(!has_no_value(failed) && !is_absent(&io_problem("a", &failed.into())), "{failed}");
+    }
 }

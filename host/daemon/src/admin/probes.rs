@@ -19,6 +19,7 @@ use super::Admin;
 use crate::admin::LIVE_DEADLINE;
 use nodedock_base::changes::Changes;
 use nodedock_base::error::chain;
+use nodedock_base::file;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::registry::{DriverState, DriverView, Registry};
 use nodedock_model::DriverKind;
@@ -197,7 +198,7 @@ impl Directory {
                 return vec![format!("the directory {path} cannot be listed: {}", chain(&error))];
             }
         };
-        let is_gone = |source: &String| std::fs::symlink_metadata(self.path.join(source)).is_err();
+        let is_gone = |source: &String| matches!(file::symlink_metadata(&self.path.join(source)), Ok(None));
         names.iter().filter_map(|source| unloaded(source, views, || is_gone(source))).collect()
     }
 }

@@ -59,7 +59,7 @@ struct Instance {
 
 /// Waits and serves in turn until a signal requests the end.
 pub(super) async fn run(config: Config, start: Start, instance: Uid, signals: Signals) -> Result<()> {
-    super::prepare_directories(&config.paths)?;
+    super::directories::prepare(&config.paths)?;
     let (front, tasks) = (Front::new("it starts"), Tasks::new());
     let probes = config.paths.probes_of(&instance);
     let listener = socket::bind(&probes).await.with_context(|| {

@@ -2,13 +2,14 @@
 //!
 //! The directory outlives a crash of the daemon, as the state of a kernel does, and is made again for another snapshot or another boot.
 
-use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use nodedock_base::file;
 use nodedock_core::hardware::{Hardware, NodeNumbers};
-use nodedock_hardware::{Entry, NodeKind as RecordedKind, Snapshot};
+use nodedock_hardware::{NodeKind as RecordedKind, Snapshot};
 use nodedock_model::NodeKind;
 use sha2::{Digest, Sha256};
 
@@ -20,7 +21,8 @@ pub(crate) fn simulated(snapshot: &Path, directory: &Path, boot_id: &str) -> Res
     let recorded = Snapshot::open(snapshot)?;
     let mark = format!("{} {boot_id}\n", digest(&recorded));
     let marks = directory.with_file_name(MARK);
-    if fs::read_to_string(&marks).is_ok_and(|found| found == mark) {
+    // A machine whose mark cannot be read keeps what was written to it.
+    if file::is_file(&marks)? && fs::read(&marks)? == mark.as_bytes() {
         return Ok(Hardware::simulated(directory));
     }
     make(&recorded, directory, &marks)
@@ -44,48 +46,27 @@ fn make(recorded: &Snapshot, directory: &Path, mark: &Path) -> Result<()> {
     }
     // Nothing of a recorded machine is mounted, unless the recording says so.
     let mounts = directory.join("proc/self/mountinfo");
-    if !mounts.exists() {
+    if !mounts.try_exists()? {
         fs::write(mounts, "")?;
     }
-    for (path, node) in nodes(recorded) {
+    for (path, node) in recorded.nodes() {
+        let kind = match node.kind {
+            RecordedKind::Character => NodeKind::Character,
+            RecordedKind::Block => NodeKind::Block,
+        };
+        let node = NodeNumbers { kind, major: node.major, minor: node.minor };
         let path = directory.join(path.trim_start_matches('/'));
         fs::create_dir_all(path.parent().context("a node has a directory")?)?;
         fs::write(path, format!("{node}\n"))?;
     }
-    Ok(())
-}
-
-/// The recorded device nodes, and those that the kernel names in `uevent` files.
-fn nodes(recorded: &Snapshot) -> BTreeMap<String, NodeNumbers> {
-    let mut nodes = BTreeMap::new();
-    for (path, entry) in recorded.entries() {
-        match entry {
-            Entry::Node { kind, major, minor } => {
-                let kind = match kind {
-                    RecordedKind::Character => NodeKind::Character,
-                    RecordedKind::Block => NodeKind::Block,
-                };
-                nodes.insert(path.to_owned(), NodeNumbers { kind, major: *major, minor: *minor });
-            }
-            Entry::File(content) if path.starts_with("/sys/devices/") && path.ends_with("/uevent") => {
-                let subsystem = recorded.get(&path.replace("/uevent", "/subsystem"));
-                let is_block = matches!(subsystem, Some(Entry::Link(target)) if target.ends_with("/block"));
-                nodes.extend(named(&String::from_utf8_lossy(content), is_block));
-            }
-            _ => {}
+    for (link, device) in recorded.numbers() {
+        let link = directory.join("sys/dev").join(link);
+        fs::create_dir_all(link.parent().context("a link has a directory")?)?;
+        if fs::symlink_metadata(&link).is_err() {
+            symlink(Path::new("../..").join(device), link)?;
         }
     }
-    nodes
-}
-
-/// The node of a `uevent` file (`MAJOR`, `MINOR`, `DEVNAME`).
-fn named(uevent: &str, is_block: bool) -> Option<(String, NodeNumbers)> {
-    let value = |key: &str| uevent.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix('='));
-    let name = value("DEVNAME")?;
-    let is_plain = name.split('/').all(|segment| !matches!(segment, "" | "." | ".."));
-    let (major, minor) = (value("MAJOR")?.parse().ok()?, value("MINOR")?.parse().ok()?);
-    let kind = if is_block { NodeKind::Block } else { NodeKind::Character };
-    is_plain.then(|| (format!("/dev/{name}"), NodeNumbers { kind, major, minor }))
+    Ok(())
 }
 
 /// Identifies what was recorded, whatever form the snapshot has.
@@ -148,11 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_nodes_do_not_lead_out_of_dev() {
-        for name in ["../etc/passwd", "", "a//b", "./a"] {
-            assert_eq!(named(&format!("MAJOR=1\nMINOR=2\nDEVNAME={name}\n"), false), None, "{name}");
-        }
-        assert_eq!(named("MAJOR=8\nDEVNAME=sda\n", true), None);
+    fn a_snapshot_that_is_not_there_is_an_error() {
         assert!(simulated(Path::new("/nonexistent.tar"), Path::new("/tmp"), "b").is_err());
     }
 }

@@ -17,7 +17,7 @@ use nodedock_apiserver::{
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -30,6 +30,7 @@ use nodedock_base::error::chain;
 use nodedock_base::file;
 use nodedock_base::request;
 use nodedock_base::tasks::Tasks;
+use nodedock_base::tcp::ListenAddress;
 use nodedock_core::checkpoint::{Change, Checkpoint};
 use nodedock_core::manager::Manager;
 use nodedock_core::manager::claims::PodSelector;
@@ -67,16 +68,16 @@ pub(super) struct Parts<'a> {
 /// Where the API listens.
 pub(super) struct Listeners {
     pub(super) socket: UnixListener,
-    pub(super) address: Option<TcpListener>,
+    pub(super) address: Option<ListenAddress>,
 }
 
 impl Listeners {
-    pub(super) async fn bind(socket: UnixListener, config: &LocalApiConfig) -> Result<Self> {
-        let Some(address) = config.listen else { return Ok(Self { socket, address: None }) };
-        let listener = TcpListener::bind(address).await;
-        let listener =
-            listener.with_context(|| format!("listen on {address} (localApi.listen of the config)"))?;
-        Ok(Self { socket, address: Some(listener) })
+    pub(super) async fn bind(socket: UnixListener, config: &LocalApiConfig) -> Self {
+        let address = match config.listen {
+            Some(address) => Some(ListenAddress::bind(address, "localApi.listen").await),
+            None => None,
+        };
+        Self { socket, address }
     }
 }
 
@@ -235,7 +236,7 @@ impl LocalApi {
     /// Serves the API and does for its claims what a cluster would, until the tasks stop.
     pub(super) fn start(self, parts: Parts<'_>, listeners: Listeners) -> Result<DeviceTaints> {
         let tasks = parts.tasks.clone();
-        self.serve(parts.paths, &tasks, listeners)?;
+        self.serve(parts.paths, &tasks, parts.conditions.clone(), listeners)?;
         let node = self.config.node.clone();
         let facts = Facts::start(&tasks, &self.client, node.clone(), parts.conditions.clone());
         let statuses = Statuses::start(&tasks, &self.client, parts.conditions.clone(), limit::STATUSES_MAX);
@@ -274,7 +275,13 @@ impl LocalApi {
         Ok(taints)
     }
 
-    fn serve(&self, paths: &Paths, tasks: &Tasks, listeners: Listeners) -> Result<()> {
+    fn serve(
+        &self,
+        paths: &Paths,
+        tasks: &Tasks,
+        conditions: Conditions,
+        listeners: Listeners,
+    ) -> Result<()> {
         let server = self.server.with_check(of_others(self.pools.registry.clone()));
         let stop = CancellationToken::new();
         let (stopped, end) = (tasks.stopped(), stop.clone());
@@ -283,18 +290,22 @@ impl LocalApi {
             end.cancel();
         });
         if let Some(listener) = listeners.address {
-            let address = listener.local_addr().context("read the address of the local API")?;
+            let address = listener.address();
             if !address.ip().is_loopback() {
                 bail!("the local API listens on loopback addresses alone, and {address} is none");
             }
             let identity = KeptIdentity::open(&paths.api_identity, address)?;
             let (server, stop) = (server.clone(), stop.clone());
             tasks.spawn("local-api-address", async move {
+                let listener = tokio::select! {
+                    () = stop.cancelled() => return,
+                    listener = listener.listener(&conditions) => listener,
+                };
+                tracing::info!(%address, "the local API listens");
                 if let Err(error) = serve_tls(server, listener, &identity, stop).await {
                     tracing::error!(error = chain(&error), %address, "the local API is not served on its address");
                 }
             });
-            tracing::info!(%address, "the local API listens");
         }
         tasks.spawn("local-api", serve_unix(server, listeners.socket, stop));
         Ok(())

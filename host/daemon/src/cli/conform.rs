@@ -174,10 +174,10 @@ fn target(args: &ConformArgs) -> Result<Target> {
 fn daemon_with(file: &Path, args: &ConformArgs) -> Result<Program> {
     let stem =
         file.file_stem().and_then(|stem| stem.to_str()).context("the driver's file has no name in UTF-8")?;
-    let beside = |kind: &str| Some(file.with_extension(format!("{kind}.yaml"))).filter(|path| path.is_file());
+    let beside = |kind: &str| driver::beside(file, &format!("{kind}.yaml"));
     let mut files = vec![(format!("{stem}.wasm"), file.to_owned(), limit::DRIVER_FILE_BYTES_MAX)];
-    let grant = args.grant.clone().or_else(|| beside("grant"));
-    let config = args.config.clone().or_else(|| beside("config"));
+    let grant = args.grant.clone().map_or_else(|| beside("grant"), |path| Ok(Some(path)))?;
+    let config = args.config.clone().map_or_else(|| beside("config"), |path| Ok(Some(path)))?;
     for (path, kind) in [(grant, "grant"), (config, "config")] {
         files.extend(path.map(|path| (format!("{stem}.{kind}.yaml"), path, limit::SIDE_FILE_BYTES_MAX)));
     }
@@ -197,8 +197,8 @@ fn daemon_with(file: &Path, args: &ConformArgs) -> Result<Program> {
             snapshot.to_str().context("the snapshot's path is not UTF-8")?.to_owned(),
         ]);
     }
-    let cache = Some(PathBuf::from("var/cache/nodedock"));
-    Ok(Program { command, files, cache, health_may_be_silent: true })
+    let kept = ["var/cache/nodedock", "var/lib/nodedock/cache.key"].map(PathBuf::from).to_vec();
+    Ok(Program { command, files, kept, health_may_be_silent: true })
 }
 
 /// A line for a case, and what was exchanged if it failed.

@@ -26,6 +26,7 @@ use nodedock_proto::node::v1;
 use super::client::connect;
 use super::output::{print_text, printable};
 use super::{Location, block_on, block_on_until_stopped};
+use nodedock_base::file;
 use nodedock_core::driver::NodeFacts;
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::hardware::Hardware;
@@ -101,7 +102,7 @@ async fn load(file: &Path, bytes: Vec<u8>, grant: &Grant) -> Result<Inspection> 
 pub(super) fn host(node: &str) -> Result<Arc<WasmHost>> {
     let node = NodeFacts { name: node.to_owned(), boot_id: String::new() };
     let settings = WasmSettings {
-        cache_dir: None,
+        cache: None,
         compiler: Compiler::this_program(),
         hardware: Hardware::of_node(),
         node,
@@ -121,10 +122,17 @@ pub(super) fn read(file: &Path, max: u64) -> Result<Vec<u8>> {
     Ok(opened.bytes)
 }
 
+/// The file beside a driver's, if there is one.
+pub(super) fn beside(driver: &Path, extension: &str) -> Result<Option<PathBuf>> {
+    let path = driver.with_extension(extension);
+    let is_there = file::is_file(&path).with_context(|| format!("look at {}", path.display()))?;
+    Ok(is_there.then_some(path))
+}
+
 /// Reads the grant to compare with, and returns its path too.
 fn grant_beside(file: &Path, given: Option<&Path>) -> Result<(Grant, Option<PathBuf>)> {
-    let beside = file.with_extension("grant.yaml");
-    let Some(path) = given.map(Path::to_owned).or_else(|| beside.is_file().then_some(beside)) else {
+    let path = given.map_or_else(|| beside(file, "grant.yaml"), |path| Ok(Some(path.to_owned())))?;
+    let Some(path) = path else {
         return Ok((Grant::empty(), None));
     };
     let grant = Grant::parse(&read_text(&path)?).with_context(|| format!("grant {}", path.display()))?;

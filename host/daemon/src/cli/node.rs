@@ -53,6 +53,7 @@ fn snapshot(args: &SnapshotArgs) -> Result<()> {
     let file = args.file.as_path();
     let form = Form::of(file)?;
     // Before the recording, which takes seconds, and again when the file is written.
+    // no error: the file is written then, which reports it
     ensure!(args.force || file.symlink_metadata().is_err(), exists(file));
     let mut recorder = Recorder::new(&args.machine_root);
     if args.include_identifiers {

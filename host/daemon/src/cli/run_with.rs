@@ -293,7 +293,11 @@ async fn run_program(
                 // The terminal has sent it to all of this process group as well, where each decides what it means.
                 let is_of_terminal = signal == Signal::INT && is_foreground();
                 let has_it = |child: &Pid| is_of_terminal && getpgid(Some(*child)) == Ok(getpgrp());
-                for child in children().into_iter().filter(|child| !has_it(child)) {
+                let children = children().unwrap_or_else(|error| {
+                    tracing::warn!(%error, "what the program left behind cannot be listed, and gets no signal");
+                    vec![pid]
+                });
+                for child in children.into_iter().filter(|child| !has_it(child)) {
                     // It may have ended.
                     let _ = kill_process(child, signal);
                 }
@@ -336,6 +340,7 @@ impl StopSignals {
 /// Whether this process is in the foreground of its terminal, which sends its signals to all of its process group.
 fn is_foreground() -> bool {
     // Behind the name: state, parent, process group, session, terminal, and the terminal's foreground process group; -1 without a terminal.
+    // no error: then each process gets the signal from here, some of them twice
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
     let mut fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_ascii_whitespace().skip(2);
     let (group, foreground) = (fields.next(), fields.nth(2));
@@ -343,15 +348,18 @@ fn is_foreground() -> bool {
 }
 
 /// The program, and what was left behind. They are children until they are waited for, so no other process has their numbers.
-fn children() -> Vec<Pid> {
-    let threads = std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten();
-    let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
-    let numbers: Vec<_> = lists
-        .flat_map(|list| {
-            list.split_ascii_whitespace().filter_map(|number| number.parse().ok()).collect::<Vec<i32>>()
-        })
-        .collect();
-    numbers.into_iter().filter_map(Pid::from_raw).collect()
+fn children() -> std::io::Result<Vec<Pid>> {
+    let mut children = Vec::new();
+    for thread in std::fs::read_dir("/proc/self/task")? {
+        let list = match std::fs::read_to_string(thread?.path().join("children")) {
+            // The thread has ended, and its children are another's.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            list => list?,
+        };
+        let numbers = list.split_ascii_whitespace().filter_map(|number| number.parse().ok());
+        children.extend(numbers.filter_map(Pid::from_raw));
+    }
+    Ok(children)
 }
 
 fn exit_code(of: i32) -> u8 {

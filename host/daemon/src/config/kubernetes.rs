@@ -101,6 +101,8 @@ pub enum SettingsError {
     ListensToNothing,
     #[error("the local API listens on loopback addresses alone, and {0} is none")]
     NotLoopback(SocketAddr),
+    #[error("cdiFiles.group of the config names the group {name:?}: {why}")]
+    CdiGroup { name: String, why: String },
     #[error("the path {path} has {length} bytes, and the system allows {max} for a socket", max = limit::SOCKET_PATH_BYTES_MAX)]
     TooLong { path: String, length: usize },
 }
@@ -122,6 +124,7 @@ impl SettingsError {
             }
             Self::ListensToNothing => "add --local-api, or leave it out",
             Self::NotLoopback(_) => "give an address such as 127.0.0.1:7443",
+            Self::CdiGroup { .. } => "make the group, or give its number",
             Self::TooLong { .. } => {
                 "mount the kubelet's root directory under a shorter path, and name that with --kubelet-root"
             }

@@ -7,17 +7,22 @@ use serde::Deserialize;
 
 use super::{Check, Verdict, writable};
 use nodedock_base::error::chain;
+use nodedock_base::file;
 
 /// Directories of a kubelet in which the daemon has sockets.
 const DIRECTORIES: [&str; 3] = ["plugins_registry", "plugins", "device-plugins"];
+const MOUNTS: &str = "/proc/self/mountinfo";
+const PROPAGATION: &str = "mount propagation";
 /// Gate without which a kubelet has no DRA.
 const DRA: &str = "DynamicResourceAllocation";
 
 pub(super) fn checks(root: &Path) -> Vec<Check> {
-    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     // A kubelet sets it in every container.
     let is_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
-    let propagation = is_pod.then(|| propagation(&mounts)).flatten();
+    let propagation = match std::fs::read_to_string(MOUNTS) {
+        Ok(mounts) => is_pod.then(|| propagation(&mounts)).flatten(),
+        Err(error) => is_pod.then(|| Check::new(PROPAGATION, Verdict::Unknown, format!("{MOUNTS}: {error}"))),
+    };
     let checks = [Some(directories(root)), gates(&root.join("config.yaml")), propagation];
     checks.into_iter().flatten().collect()
 }
@@ -25,8 +30,14 @@ pub(super) fn checks(root: &Path) -> Vec<Check> {
 fn directories(root: &Path) -> Check {
     const NAME: &str = "kubelet directories";
     let paths = DIRECTORIES.map(|name| root.join(name));
-    let missing: Vec<_> =
-        paths.iter().filter(|path| !path.is_dir()).map(|path| path.display().to_string()).collect();
+    let mut missing = Vec::new();
+    for path in &paths {
+        match file::metadata(path) {
+            Ok(Some(found)) if found.is_dir() => {}
+            Ok(_) => missing.push(path.display().to_string()),
+            Err(error) => return Check::new(NAME, Verdict::Unknown, format!("{}: {error}", path.display())),
+        }
+    }
     if !missing.is_empty() {
         let missing = missing.join(", ");
         let advice = "is a kubelet running, and is --kubelet-root its --root-dir?";
@@ -71,14 +82,13 @@ fn gates(path: &Path) -> Option<Check> {
 
 /// Whether the `/dev` of a pod receives what is mounted below the node's later. `None`: it is no mount.
 fn propagation(mountinfo: &str) -> Option<Check> {
-    const NAME: &str = "mount propagation";
     let mut mounts = mountinfo.lines().filter_map(Mount::parse);
     // Of several on one another, the last is seen.
     let dev = mounts.rfind(|mount| mount.point == Path::new("/dev"))?;
     Some(match dev.propagates {
-        true => Check::new(NAME, Verdict::Ok, "/dev receives mounts of the node"),
+        true => Check::new(PROPAGATION, Verdict::Ok, "/dev receives mounts of the node"),
         false => Check::new(
-            NAME,
+            PROPAGATION,
             Verdict::Warning,
             "/dev does not receive mounts that the node gets later: mount it with mountPropagation: HostToContainer",
         ),

@@ -1,5 +1,6 @@
 //! Whether container runtimes read CDI files from the daemon's directory, by their config files and by what the kubelet says of them.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use globset::Glob;
@@ -20,27 +21,37 @@ const IMPORTS_MAX: usize = 64;
 pub(super) fn checks(root: &Path, cdi: &Path) -> Vec<Check> {
     let containerd = root.join("etc/containerd/config.toml");
     let imported = imports(&containerd, root);
-    let containerd = std::iter::once(containerd).chain(imported);
-    let crio =
-        std::iter::once(root.join("etc/crio/crio.conf")).chain(below(&root.join("etc/crio/crio.conf.d")));
-    let containerd = check("containerd", containerd, root, cdi, of_containerd);
-    [containerd, check("CRI-O", crio, root, cdi, of_crio)].into_iter().flatten().collect()
+    let crio = root.join("etc/crio/crio.conf");
+    let of_crio_directory = below(&root.join("etc/crio/crio.conf.d"));
+    let check = |name, main: PathBuf, others: io::Result<Vec<PathBuf>>, read| match others {
+        Ok(others) => check(name, std::iter::once(main).chain(others), root, cdi, read),
+        Err(error) => Some(Check::new(name, Verdict::Unknown, format!("{}: {error}", main.display()))),
+    };
+    let containerd = check("containerd", containerd, imported, of_containerd as fn(&Value) -> Said);
+    [containerd, check("CRI-O", crio, of_crio_directory, of_crio)].into_iter().flatten().collect()
 }
 
 /// Files of a directory, in the order in which the later ones win.
-fn below(directory: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let mut files: Vec<_> = entries.map(|entry| entry.path()).collect();
+fn below(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut files: Vec<_> = entries.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
     files.sort();
-    files
+    Ok(files)
 }
 
 /// The files that a config of containerd imports: paths, with wildcards in the last part, relative to the config's directory.
-fn imports(config: &Path, root: &Path) -> Vec<PathBuf> {
-    let text = std::fs::read_to_string(config).unwrap_or_default();
+fn imports(config: &Path, root: &Path) -> io::Result<Vec<PathBuf>> {
+    let text = match std::fs::read_to_string(config) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        text => text?,
+    };
     let table = text.parse::<toml::Table>().unwrap_or_default();
     let listed = table.get("imports").and_then(Value::as_array).into_iter().flatten();
-    let files = listed.filter_map(Value::as_str).flat_map(|pattern| {
+    let mut files = Vec::new();
+    for pattern in listed.filter_map(Value::as_str) {
         let path = Path::new(pattern);
         let path = match path.strip_prefix("/") {
             Ok(of_node) => root.join(of_node),
@@ -50,9 +61,10 @@ fn imports(config: &Path, root: &Path) -> Vec<PathBuf> {
         let is_imported = move |file: &PathBuf| {
             glob.as_ref().is_some_and(|glob| file.file_name().is_some_and(|name| glob.is_match(name)))
         };
-        below(path.parent().unwrap_or(root)).into_iter().filter(is_imported)
-    });
-    files.take(IMPORTS_MAX).collect()
+        files.extend(below(path.parent().unwrap_or(root))?.into_iter().filter(is_imported));
+    }
+    files.truncate(IMPORTS_MAX);
+    Ok(files)
 }
 
 /// What a runtime's config says about CDI. `None`: nothing.

@@ -15,7 +15,7 @@ use nodedock_model::{DriverName, limit};
 use nodedock_wasm::trust::open;
 use parking_lot::Mutex;
 
-use nodedock_wasm::{Compiler, DriverFile, WasmDriver, WasmHost, WasmSettings, driver_config};
+use nodedock_wasm::{CachePaths, Compiler, DriverFile, WasmDriver, WasmHost, WasmSettings, driver_config};
 
 use crate::app::hardware;
 
@@ -64,7 +64,7 @@ impl DriverFiles {
 /// Reads the file beside a driver's, if there is one.
 fn beside(driver: &Path, extension: &str) -> Result<Option<(PathBuf, String)>> {
     let path = driver.with_extension(extension);
-    if !path.exists() {
+    if !path.try_exists().with_context(|| format!("look at {}", path.display()))? {
         return Ok(None);
     }
     let text = String::from_utf8(read(&path, limit::SIDE_FILE_BYTES_MAX)?)
@@ -96,7 +96,7 @@ impl Machine {
         let boot_id = uuid::Uuid::new_v4().to_string();
         std::fs::create_dir_all(directory).with_context(|| format!("make {}", directory.display()))?;
         let settings = WasmSettings {
-            cache_dir: Some(cache.join("cache")),
+            cache: Some(CachePaths::inside(cache)),
             compiler: Compiler::this_program(),
             hardware: hardware::simulated(snapshot, &directory.join("hardware"), &boot_id)?,
             node: NodeFacts { name: String::new(), boot_id: boot_id.clone() },

@@ -190,6 +190,46 @@ fn short_and_usual_values_are_replaced_in_their_own_file_only() {
     assert_eq!(text(&snapshot, &format!("/{FUNCTION}/vendor")), "0x8086\n");
 }
 
+#[test]
+fn texts_that_are_of_no_vocabulary_are_replaced() {
+    let usb = "sys/devices/pci0000:00/0000:00:14.0/usb1/1-1";
+    let function = |name: &str| format!("{FUNCTION}/{name}");
+    let recording = Machine::new()
+        .file(&format!("{usb}/product"), "Alice's iPhone\n")
+        .file(&format!("{usb}/idVendor"), "05ac\n")
+        .file(&format!("{usb}/speed"), "480\n")
+        .file("sys/devices/virtual/misc/uhid/input/input9/name", "Alice's Keyboard\n")
+        .file(
+            "sys/devices/virtual/misc/uhid/input/input9/uevent",
+            "PRODUCT=5/4c/26c/1\nNAME=\"Alice's Keyboard\"\n",
+        )
+        .file("sys/devices/platform/host1/target1:0:0/1:0:0:0/model", "payroll-backup  \n")
+        .file("sys/devices/platform/ipmi_bmc.0/guid", "4c4c4544003235108052b4c04f564432\n")
+        .file(&function("blob"), [0, 1, 2, 0xff])
+        .file(&function("product_name"), "AMD Instinct MI300X\n")
+        .file(&function("current_link_speed"), "16.0 GT/s PCIe\n")
+        .record();
+    let read = |path: &str| text(&recording.snapshot, &format!("/{path}")).to_owned();
+    assert_eq!(read(&format!("{usb}/product")), "00001's 000002\n");
+    assert_eq!(read("sys/devices/virtual/misc/uhid/input/input9/name"), "00001's Keyboard\n");
+    let uevent = read("sys/devices/virtual/misc/uhid/input/input9/uevent");
+    assert_eq!(uevent, "PRODUCT=5/4c/26c/1\nNAME=\"00001's Keyboard\"\n");
+    let model = read("sys/devices/platform/host1/target1:0:0/1:0:0:0/model");
+    assert!(!model.contains("payroll") && !model.contains("backup") && model.ends_with("  \n"), "{model}");
+    let guid = read("sys/devices/platform/ipmi_bmc.0/guid");
+    assert!(guid.trim_end().bytes().all(|byte| byte.is_ascii_digit()) && guid.len() == 33, "{guid}");
+    let blob = recording.snapshot.get(&format!("/{}", function("blob")));
+    assert_eq!(blob, Some(&Entry::File(vec![0; 4])));
+    for (path, kept) in [
+        (format!("{usb}/idVendor"), "05ac\n"),
+        (format!("{usb}/speed"), "480\n"),
+        (function("product_name"), "AMD Instinct MI300X\n"),
+        (function("current_link_speed"), "16.0 GT/s PCIe\n"),
+    ] {
+        assert_eq!(read(&path), kept, "{path}");
+    }
+}
+
 #[derive(Clone, Debug)]
 struct Secrets {
     host: String,

@@ -74,6 +74,7 @@ impl Context {
             Some(prepared) => prepared.consumers,
             None => {
                 let reading = self.parts.source.claim_with_uid(&claim.namespace, &claim.name, &claim.uid);
+                // no error: the event is on the claim then, and not on its pods
                 let read = tokio::time::timeout(CONSUMERS_WAIT, reading).await.ok().and_then(Result::ok);
                 let same = read.flatten().filter(|read| read.id.uid == claim.uid);
                 same.map(|read| read.reserved_for).unwrap_or_default()

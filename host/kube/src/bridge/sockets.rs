@@ -8,8 +8,9 @@
 //! that are open are forwarded to it (`Forwarding`), by a connection to the same socket.
 
 use std::convert::Infallible;
+use std::fs::Permissions;
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -277,7 +278,11 @@ pub(super) fn make_directory(path: &Path) -> Result<(), SocketError> {
     let directory = |source| SocketError::Directory { path: path.to_owned(), source };
     match std::fs::DirBuilder::new().mode(DIRECTORY_MODE).create(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-        made => return made.map_err(directory),
+        made => {
+            // Whatever the umask is.
+            let set = || std::fs::set_permissions(path, Permissions::from_mode(DIRECTORY_MODE));
+            return made.and_then(|()| set()).map_err(directory);
+        }
     }
     let found = std::fs::metadata(path).map_err(directory)?;
     if found.is_dir() { Ok(()) } else { Err(SocketError::NotADirectory(path.to_owned())) }

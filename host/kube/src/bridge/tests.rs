@@ -23,7 +23,7 @@ use super::*;
 use crate::extended_resources::Mechanism;
 use crate::pools::PoolNames;
 use nodedock_base::socket::connect;
-use nodedock_core::cdi::CdiDir;
+use nodedock_core::cdi::{CdiDir, FileAccess};
 use nodedock_core::checkpoint;
 use nodedock_core::device_metadata::MetadataSettings;
 use nodedock_core::driver::{Call, ClaimDriver, Driver, DriverIdentity, NodeFacts, Outcomes, Published};
@@ -132,6 +132,7 @@ impl Node {
                 metadata: MetadataSettings {
                     is_enabled: false,
                     directory: dir.path().join("metadata"),
+                    access: FileAccess::default(),
                     pools: None,
                 },
                 kubelet_allocates: true,

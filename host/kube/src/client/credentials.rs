@@ -36,6 +36,7 @@ pub(super) type Files = Vec<(PathBuf, [u8; 32])>;
 pub(super) async fn read(paths: Vec<PathBuf>) -> Files {
     let mut files = Files::new();
     for path in paths {
+        // no error: one that cannot be read is another than before, and loading it reports why
         let content = tokio::fs::read(&path).await.unwrap_or_default();
         files.push((path, Sha256::digest(content).into()));
     }

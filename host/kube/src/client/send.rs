@@ -70,6 +70,7 @@ impl Shared {
         let _permit = permit?;
         let sent = Instant::now();
         let exchange = async { self.answer(call, client.send(request).await?).await };
+        // no error: the outcome is another error then
         let outcome = timeout(API_REQUEST, exchange).await.unwrap_or_else(|_| {
             let words = format!("no answer within {} s", API_REQUEST.as_secs());
             Err(ApiError::unreachable(words))

@@ -33,6 +33,7 @@ impl Observer {
             Err(error) if error.kind == ErrorKind::NotServed => Some(false),
             Err(_) => None,
         };
+        // no error: the version of the kubelet is unknown then, and read again
         let node = self.node().await.ok().flatten();
         let kubelet = node.map(|node| {
             let info = node.status.and_then(|status| status.node_info);

@@ -79,11 +79,13 @@ fn devices_get_what_the_rules_say_of_their_ids() {
     let adapter = Adapter::parse(SRIOV).unwrap();
     assert!(adapter.enabled && adapter.pool.as_str() == "functions");
     let read = |path: &str| match path {
-        "bus/pci/devices/0000:3b:02.1/vendor" => Some("0x8086\n".to_owned()),
-        "bus/pci/devices/0000:3b:02.1/sriov_numvfs" => Some("many".to_owned()),
-        _ => None,
+        "bus/pci/devices/0000:3b:02.1/vendor" => Ok(Some("0x8086\n".to_owned())),
+        "bus/pci/devices/0000:3b:02.1/sriov_numvfs" => Ok(Some("many".to_owned())),
+        _ => Ok::<_, ()>(None),
     };
-    let devices = adapter.devices(&listed(&["0000:3b:02.1", "other"]), read);
+    let listed = listed(&["0000:3b:02.1", "other"]);
+    assert_eq!(adapter.devices(&listed, |_| Err("no memory")), Err("no memory"));
+    let devices = adapter.devices(&listed, read).unwrap();
     let facts = |id: &str| {
         let device = &devices[&device_name(id)];
         let attributes: Vec<_> =

@@ -244,6 +244,7 @@ async fn follow<S: PluginSink>(
             // Safe to drop: a list that is not received is the newest at the next call.
             changed = serving.following.lists.changed() => {
                 if changed.is_err() {
+                    // no error: the tasks stop
                     return (&mut serving.following.end).await.unwrap_or_else(|_| stopping());
                 }
                 let list = serving.following.lists.borrow_and_update().clone();

@@ -1,9 +1,10 @@
 //! Checks the path of a device plugin's socket.
 
 use std::io;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use nodedock_base::own_sockets;
 use nodedock_model::{Problem, ProblemCode, limit};
 
 /// Bytes of an endpoint in an error to the plugin.
@@ -66,6 +67,12 @@ impl Location {
             }
         }
         let found = tokio::fs::symlink_metadata(&resolved).await.map_err(failed)?;
-        if found.file_type().is_socket() { Ok(resolved) } else { Err(invalid("is not a socket")) }
+        if !found.file_type().is_socket() {
+            return Err(invalid("is not a socket"));
+        }
+        if own_sockets::contains(found.dev(), found.ino()) {
+            return Err(invalid("is a socket of this daemon"));
+        }
+        Ok(resolved)
     }
 }

@@ -117,7 +117,7 @@ impl ConnectionTask {
             Ok((channel, ended)) => {
                 backoff.reset();
                 self.state.send_replace(State { link: Link::Connected, channel: Some(channel) });
-                // In both cases the stream has ended.
+                // no error: in both cases the stream has ended
                 ended.await.ok();
                 "the plugin closed the connection".to_owned()
             }
@@ -137,7 +137,7 @@ pub(super) async fn dial(
     deadline: Duration,
 ) -> Result<(Channel, oneshot::Receiver<()>), DialError> {
     let (open, ended) = oneshot::channel();
-    let connected = tokio::time::timeout(deadline, socket::connect_guarded(socket, open)).await;
+    let connected = tokio::time::timeout(deadline, socket::connect_plugin(socket, open)).await;
     let channel = connected.map_err(|_| DialError::Deadline { socket: socket.to_owned(), deadline })??;
     Ok((channel, ended))
 }

@@ -10,8 +10,9 @@ use tokio::sync::broadcast;
 
 use super::*;
 use crate::endpoints::tests::Bench;
+use crate::grpc::Connection;
 use nodedock_base::changes::Changes;
-use nodedock_core::driver::{Call, Driver, DriverIdentity};
+use nodedock_core::driver::{Call, Driver, DriverIdentity, Link};
 use nodedock_core::registry::{DriverState, DriverView};
 use nodedock_model::{Changed, DriverClaim, DriverName, ObjectRef, Problem};
 
@@ -169,6 +170,50 @@ async fn refusals_are_sent_to_the_plugin_and_shown_with_a_kubelets_texts() {
         assert!(message.contains(wanted), "{message}");
     }
     assert!(dock.registry.all_serving().is_empty());
+}
+
+/// A plugin named `nodedock.sock` as its endpoint and served.
+#[tokio::test]
+async fn a_plugin_cannot_name_a_socket_of_the_daemon_as_its_endpoint() {
+    let mut dock = Dock::retrying(PATIENCE);
+    let own = dock.bench.dir.path().join("nodedock.sock");
+    let _listener = nodedock_base::socket::bind(&own).await.unwrap();
+    let (link, name) = (own.with_file_name("link.sock"), own.with_file_name("name.sock"));
+    std::os::unix::fs::symlink(&own, &link).unwrap();
+    std::fs::hard_link(&own, &name).unwrap();
+    for (kind, domain, endpoint) in [
+        ("DRAPlugin", "a.example.com", &own),
+        ("DRAPlugin", "b.example.com", &link),
+        ("DRAPlugin", "c.example.com", &name),
+        ("DevicePlugin", "d.example.com", &own),
+    ] {
+        let mut options = dock.options(domain);
+        options.said_endpoint = Some(endpoint.display().to_string());
+        if kind == "DevicePlugin" {
+            options.driver = format!("{domain}/gpu");
+            options.said_services = Some(vec!["v1beta1".to_owned()]);
+        }
+        options.plugin_type = kind.to_owned();
+        let message = dock.refusal(options).await;
+        assert!(message.contains("it is a socket of this daemon"), "{kind}: {message}");
+    }
+    assert!(dock.registry.all_serving().is_empty());
+}
+
+/// The endpoint is a socket of the plugin when it registers, and a link to one of the daemon when the daemon connects.
+#[tokio::test]
+async fn a_connection_to_a_plugin_never_leads_to_the_daemon() {
+    let dir = tempfile::tempdir().unwrap();
+    let (own, endpoint) = (dir.path().join("nodedock.sock"), dir.path().join("dra.sock"));
+    let listener = nodedock_base::socket::bind(&own).await.unwrap();
+    std::os::unix::fs::symlink(&own, &endpoint).unwrap();
+    let tasks = Tasks::new();
+    let mut connection = Connection::open(endpoint, &tasks);
+    connection.changed().await;
+    let Link::Lost(why) = connection.link() else { panic!("{:?}", connection.link()) };
+    assert!(why.contains("is a socket of this daemon"), "{why}");
+    assert!(futures::FutureExt::now_or_never(listener.accept()).is_none(), "nothing connected");
+    tasks.stop();
 }
 
 #[tokio::test]

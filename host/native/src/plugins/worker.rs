@@ -1,7 +1,7 @@
 //! The worker of one registration socket.
 
 use std::ops::ControlFlow;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,6 +17,7 @@ use crate::grpc::{
 };
 use nodedock_base::backoff::Backoff;
 use nodedock_base::error::chain;
+use nodedock_base::own_sockets;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{ClaimDriver, Driver, DriverIdentity};
 use nodedock_core::registry::names::{BindError, NameRefusal, name_problem};
@@ -417,6 +418,9 @@ async fn resolve(endpoint: &Path) -> Result<PathBuf, OfferError> {
     let found = tokio::fs::metadata(endpoint).await.map_err(io)?;
     if !found.file_type().is_socket() {
         return Err(invalid("it is not a socket".to_owned()));
+    }
+    if own_sockets::contains(found.dev(), found.ino()) {
+        return Err(invalid("it is a socket of this daemon".to_owned()));
     }
     tokio::fs::canonicalize(endpoint).await.map_err(io)
 }

@@ -46,7 +46,7 @@ async fn the_directory_and_the_socket_are_private_and_old_sockets_are_swept() {
     let root = tempfile::tempdir().unwrap();
     let directory = root.path().join("state/device-plugins");
     let first = listen(&directory).await.unwrap();
-    assert_eq!((mode(&directory), mode(&directory.join(SOCKET))), (0o750, 0o600));
+    assert_eq!((mode(&directory), mode(&directory.join(SOCKET))), (0o700, 0o600));
     drop(first);
     drop(StdListener::bind(directory.join("gpu.sock")).unwrap());
     std::fs::write(directory.join("DEPRECATION"), "").unwrap();
@@ -110,6 +110,8 @@ async fn bad_requests_are_refused_with_the_rule() {
     symlink(outside.path().join("far.sock"), bench.dir.path().join("out.sock")).unwrap();
     symlink("nothing", bench.dir.path().join("dangling.sock")).unwrap();
     symlink(endpoint, bench.dir.path().join("link.sock")).unwrap();
+    symlink(SOCKET, bench.dir.path().join("own.sock")).unwrap();
+    std::fs::hard_link(bench.dir.path().join(SOCKET), bench.dir.path().join("second.sock")).unwrap();
     let absolute = bench.dir.path().join(endpoint);
     let version = |text: &str| wire::RegisterRequest { version: text.into(), ..request(endpoint) };
     let named = |text: &str| wire::RegisterRequest { resource_name: text.into(), ..request(endpoint) };
@@ -135,6 +137,8 @@ async fn bad_requests_are_refused_with_the_rule() {
         (request(&long), Code::InvalidArgument, "107 bytes"),
         (request(SOCKET), Code::InvalidArgument, "on which plugins register"),
         (request("file.sock"), Code::InvalidArgument, "is not a socket"),
+        (request("own.sock"), Code::InvalidArgument, "is a socket of this daemon"),
+        (request("second.sock"), Code::InvalidArgument, "is a socket of this daemon"),
         (request("out.sock"), Code::InvalidArgument, "leads out of its directory"),
         (request("none.sock"), Code::NotFound, "does not exist"),
         (request("dangling.sock"), Code::NotFound, "does not exist"),

@@ -30,8 +30,12 @@ impl Scene {
         self.directory.path().join("cache")
     }
 
+    fn paths(&self) -> CachePaths {
+        CachePaths::inside(self.directory.path())
+    }
+
     fn open(&self) -> Cache {
-        Cache::open(&self.path(), &self.engine).unwrap()
+        Cache::open(&self.paths(), &self.engine).unwrap()
     }
 
     fn file(&self, cache: &Cache) -> PathBuf {
@@ -58,7 +62,7 @@ fn empty_artifact(key: &Key, refusal: Option<super::super::LoadError>) -> Artifa
     let spent = Spent { cpu_ms: 0, memory_peak_mib: 0 };
     let report = Report { surface: Surface::default(), refusal, spent };
     artifact::write(&file, key, b"code", &report).unwrap();
-    Artifact::verify(file, key).unwrap()
+    Artifact::verify(file, key, &SealKey::OF_PIPE).unwrap()
 }
 
 /// Changes one byte, at a place counted from the end if it is negative. A new file: the old one may be mapped.
@@ -122,14 +126,16 @@ async fn every_damaged_or_foreign_file_is_removed_and_can_be_stored_again() {
         (
             "of another source",
             Box::new(|path| {
-                empty_artifact(&other_key, None).copy_to(&File::create(path).unwrap()).unwrap();
+                let file = File::create(path).unwrap();
+                empty_artifact(&other_key, None).seal_to(&file, &other_key, &cache.seal_key).unwrap();
             }),
         ),
         (
             "a refusal",
             Box::new(|path| {
                 let refusal = Some(super::super::LoadError::Empty);
-                empty_artifact(&scene.key, refusal).copy_to(&File::create(path).unwrap()).unwrap();
+                let file = File::create(path).unwrap();
+                empty_artifact(&scene.key, refusal).seal_to(&file, &scene.key, &cache.seal_key).unwrap();
             }),
         ),
         ("writable by others", Box::new(|path| set_mode(path, 0o620))),
@@ -169,6 +175,71 @@ async fn every_damaged_or_foreign_file_is_removed_and_can_be_stored_again() {
     assert!(cache.take(&scene.key, &scene.engine).is_some());
 }
 
+/// The seal was a digest: a process that could write to the directory put another driver's code under the digest of a signed file.
+#[tokio::test]
+async fn code_that_another_program_sealed_is_not_taken() {
+    let scene = Scene::new();
+    let cache = scene.open();
+    let compiled = || async { Compiler::InProcess.compile(scene.key, scene.source.clone()).await.unwrap() };
+    let keys = [SealKey::OF_PIPE, SealKey::random().unwrap()];
+    for forged_with in &keys {
+        let file =
+            File::options().create_new(true).write(true).mode(FILE_MODE).open(scene.file(&cache)).unwrap();
+        compiled().await.seal_to(&file, &scene.key, forged_with).unwrap();
+        assert!(cache.take(&scene.key, &scene.engine).is_none());
+        assert!(!scene.file(&cache).exists());
+    }
+    let file = File::options().create_new(true).write(true).mode(FILE_MODE).open(scene.file(&cache)).unwrap();
+    compiled().await.seal_to(&file, &scene.key, &cache.seal_key).unwrap();
+    assert!(cache.take(&scene.key, &scene.engine).is_some(), "the same file with the key of the cache");
+}
+
+#[tokio::test]
+async fn a_key_that_is_missing_or_unusable_begins_a_new_cache() {
+    let scene = Scene::new();
+    let path = scene.paths().key;
+    let outside = scene.directory.path().join("outside");
+    type Damage<'a> = Box<dyn Fn() + 'a>;
+    let cases: Vec<(&str, Damage<'_>)> = vec![
+        ("missing", Box::new(|| std::fs::remove_file(&path).unwrap())),
+        ("short", Box::new(|| renew(&path, &[7; 31]))),
+        ("long", Box::new(|| renew(&path, &[7; 33]))),
+        ("empty", Box::new(|| renew(&path, &[]))),
+        ("read by others", Box::new(|| set_mode(&path, 0o640))),
+        ("written by others", Box::new(|| set_mode(&path, 0o602))),
+        ("of two names", Box::new(|| std::fs::hard_link(&path, &outside).unwrap())),
+        (
+            "a link",
+            Box::new(|| {
+                std::fs::rename(&path, &outside).unwrap();
+                symlink(&outside, &path).unwrap();
+            }),
+        ),
+        (
+            "a directory, in whose place no key can be stored",
+            Box::new(|| {
+                std::fs::remove_file(&path).unwrap();
+                std::fs::create_dir(&path).unwrap();
+            }),
+        ),
+    ];
+    for (what, damage) in cases {
+        scene.fill(&scene.open()).await;
+        assert!(scene.open().take(&scene.key, &scene.engine).is_some(), "before: {what}");
+        damage();
+        let cache = scene.open();
+        assert!(!scene.file(&cache).exists(), "{what}");
+        scene.fill(&cache).await;
+        assert!(cache.take(&scene.key, &scene.engine).is_some(), "{what}");
+        if path.is_file() {
+            let found = path.symlink_metadata().unwrap();
+            assert_eq!((found.mode() & 0o7777, found.len()), (FILE_MODE, 32), "{what}");
+            assert!(scene.open().take(&scene.key, &scene.engine).is_some(), "{what}");
+        }
+        let _ = std::fs::remove_file(&outside);
+    }
+}
+
 #[tokio::test]
 async fn a_file_or_directory_of_another_user_is_not_taken() {
     if !rustix::process::geteuid().is_root() {
@@ -181,7 +252,7 @@ async fn a_file_or_directory_of_another_user_is_not_taken() {
     chown(scene.file(&cache), Some(65534), None).unwrap();
     assert!(cache.take(&scene.key, &scene.engine).is_none());
     chown(scene.path(), Some(65534), None).unwrap();
-    let refused = Cache::open(&scene.path(), &scene.engine).map(drop).unwrap_err();
+    let refused = Cache::open(&scene.paths(), &scene.engine).map(drop).unwrap_err();
     assert!(refused.to_string().contains("belongs to user 65534"), "{refused}");
     assert!(cache.take(&scene.key, &scene.engine).is_none(), "also while the daemon runs");
 }
@@ -209,8 +280,9 @@ fn a_link_or_a_file_is_no_cache() {
     symlink(scene.directory.path(), &link).unwrap();
     let file = scene.directory.path().join("file");
     std::fs::write(&file, "x").unwrap();
-    for path in [link, file] {
-        assert!(Cache::open(&path, &scene.engine).is_err(), "{path:?}");
+    for directory in [link, file] {
+        let paths = CachePaths { directory, ..scene.paths() };
+        assert!(Cache::open(&paths, &scene.engine).is_err(), "{paths:?}");
     }
 }
 
@@ -259,7 +331,7 @@ fn the_least_recently_used_are_removed_first() {
     let bytes = std::fs::metadata(scene.path().join(cache.name(&keys[0]))).unwrap().len();
     directory.trim(4, u64::MAX);
     assert_eq!(there(), [1, 2, 3, 4]);
-    let used = super::open(&scene.path().join(cache.name(&keys[2])), &keys[2]);
+    let used = super::open(&scene.path().join(cache.name(&keys[2])), &keys[2], &cache.seal_key);
     assert!(used.unwrap().is_some(), "it is used now");
     directory.trim(9, 2 * bytes);
     assert_eq!(there(), [2, 4]);

@@ -3,13 +3,17 @@
 
 use std::io;
 use std::num::NonZeroUsize;
+use std::ops::RangeInclusive;
 
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use super::CompileBounds;
 
-/// The unprivileged user of every Linux.
+/// Users of these processes, one for each, so that no other process can signal or trace it or uses up its number of processes. No
+/// distribution, systemd, directory service or container runtime gives numbers of this range to users (`docs/decisions/0004`).
+const USERS: RangeInclusive<u32> = 2_147_200_000..=2_147_265_535;
+/// For a user namespace without these numbers, as a container's of 65,536: its other processes are of the same container.
 const NOBODY: u32 = 65534;
 /// Standard input, output and error.
 const PIPES: u64 = 3;
@@ -70,16 +74,27 @@ fn close_inherited() -> io::Result<()> {
 /// Changes the user where that is possible, and drops all capabilities in any case.
 fn drop_privileges() -> io::Result<()> {
     if rustix::process::geteuid().is_root() {
-        let (user, group) = (rustix::process::Uid::from_raw(NOBODY), rustix::process::Gid::from_raw(NOBODY));
         // A container may have no other user, or may not change it: the user stays then, without capabilities.
-        let _ = rustix::thread::set_thread_groups(&[])
-            .and_then(|()| rustix::thread::set_thread_res_gid(group, group, group))
-            .and_then(|()| rustix::thread::set_thread_res_uid(user, user, user));
+        let _ = become_user(own_user()?).or_else(|_| become_user(NOBODY));
     }
     let none = CapabilitySet::empty();
     let sets = CapabilitySets { effective: none, permitted: none, inheritable: none };
     rustix::thread::set_capabilities(None, sets)?;
     Ok(rustix::thread::set_no_new_privs(true)?)
+}
+
+fn own_user() -> io::Result<u32> {
+    let mut chosen = [0; 2];
+    getrandom::fill(&mut chosen).map_err(io::Error::other)?;
+    Ok(USERS.start() + u32::from(u16::from_ne_bytes(chosen)))
+}
+
+/// Changes the user and the groups. A user that is not changed has its groups no more.
+fn become_user(number: u32) -> rustix::io::Result<()> {
+    let (user, group) = (rustix::process::Uid::from_raw(number), rustix::process::Gid::from_raw(number));
+    rustix::thread::set_thread_groups(&[])?;
+    rustix::thread::set_thread_res_gid(group, group, group)?;
+    rustix::thread::set_thread_res_uid(user, user, user)
 }
 
 /// Has to follow the change of user, which clears this setting (prctl(2)).
@@ -89,5 +104,29 @@ fn die_with(parent: u32) -> io::Result<()> {
     match rustix::process::getppid().is_some_and(is_parent) {
         true => Ok(()),
         false => Err(io::Error::other("the parent process is gone")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers of users that others give (systemd's UIDS-GIDS, useradd(8), sssd-ldap(5), the unprivileged users of container images).
+    const OF_OTHERS: [(&str, RangeInclusive<u32>); 5] = [
+        ("16 bits: users, systemd, 65534", 0..=65_535),
+        ("subordinate users of containers", 65_536..=600_100_000),
+        ("containers of systemd-nspawn", 524_288..=1_879_048_191),
+        ("directory services by sssd", 200_000..=2_000_200_000),
+        ("foreign images, and numbers that some programs read as negative", 2_147_352_576..=u32::MAX),
+    ];
+
+    #[test]
+    fn the_compiler_has_a_user_that_no_other_program_gives() {
+        assert_eq!(USERS.count(), 1 << 16);
+        for (whose, range) in OF_OTHERS {
+            assert!(range.end() < USERS.start() || USERS.end() < range.start(), "{whose}");
+        }
+        let chosen: std::collections::BTreeSet<u32> = (0..64).map(|_| own_user().unwrap()).collect();
+        assert!(chosen.len() > 32 && chosen.iter().all(|user| USERS.contains(user)), "{chosen:?}");
     }
 }

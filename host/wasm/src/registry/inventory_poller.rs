@@ -30,7 +30,7 @@ impl DiscoveryRequests {
     pub(super) async fn discover(&self) {
         let (done, discovered) = oneshot::channel();
         if self.0.send(done).await.is_ok() {
-            // An error means that the driver was removed meanwhile.
+            // no error: the driver was removed meanwhile
             discovered.await.ok();
         }
     }

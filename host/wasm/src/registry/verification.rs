@@ -90,7 +90,7 @@ impl Verification {
         let read = tokio::task::spawn_blocking(move || {
             let mut faults = FileFaults::new();
             let grant = read_text(of_thread.grant.as_deref(), &mut faults).and_then(parse_grant);
-            // A path that is not a file has no size, and fails when it is read.
+            // no error: a path that is not a file has no size, and fails when it is read
             let found = of_thread.wasm.ok().and_then(|path| std::fs::metadata(path).ok());
             let size = found.map_or(0, |found| found.len());
             (faults, grant, size)
@@ -157,7 +157,7 @@ fn read(path: &Path, max: u64, faults: &mut FileFaults) -> Result<Vec<u8>, FileE
     let place = path.parent().zip(path.file_name()).ok_or(OpenError::NotRegular);
     let (directory, name) = place.map_err(failed)?;
     let opened = open::open_in(directory, name, max).map_err(failed)?;
-    let found = permissions::of_file(&opened, directory);
+    let found = permissions::of_file(&opened, directory).map_err(|error| failed(error.into()))?;
     faults.extend(found.into_iter().map(|fault| (path.to_owned(), fault)));
     Ok(opened.bytes)
 }
@@ -178,8 +178,9 @@ fn check_permissions(wasm: &Path, policy: &Policy, faults: &FileFaults) -> Resul
     if policy.mode() != Mode::Enforce {
         return Ok(());
     }
-    let of_directory = || permissions::of_directory(wasm.parent()?).into_iter().next();
-    let fault = faults.first().map(|(_, fault)| fault.clone()).or_else(of_directory);
+    let unknown = |source: io::Error| FileError::Read { path: wasm.to_owned(), source: source.into() };
+    let of_directory = wasm.parent().map(permissions::of_directory).transpose().map_err(unknown)?;
+    let fault = faults.first().map(|(_, fault)| fault).or(of_directory.iter().flatten().next()).cloned();
     fault.map_or(Ok(()), |fault| Err(FileError::Permissions(fault)))
 }
 

@@ -12,7 +12,6 @@ use crate::convert::{self, Refusal};
 use crate::edits::Verifier;
 use crate::host_files::FilesRoot;
 use crate::nodes::DevRoot;
-use nodedock_core::edit_sources::EditSources;
 use nodedock_core::hardware::Hardware;
 use nodedock_core::sysfs::SysfsRoot;
 use nodedock_model::grant::{Capabilities, Effective, Grant};
@@ -139,7 +138,7 @@ impl Node {
             dev: &self.dev,
             files: &self.files,
             sysfs: &self.sysfs,
-            sources: EditSources::of(&self.hardware),
+            hardware: &self.hardware,
         })
     }
 }

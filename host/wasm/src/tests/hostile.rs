@@ -173,6 +173,30 @@ fn node() -> Stage {
     for (name, content) in [("vendor", "0x1af4\n"), ("config", "secret"), ("remove", ""), ("numvfs", "0\n")] {
         std::fs::write(card.join(name), content).unwrap();
     }
+    for (path, content) in [
+        ("devices/card0/private", "secret"),
+        ("devices/card0/closed/open", "secret"),
+        ("devices/card0/uevent", ""),
+        ("class/zram-control/hot_add", "1"),
+        ("class/zram-control/hot_remove", ""),
+        ("module/m/parameters/key", "secret"),
+        ("module/m/parameters/path", ""),
+        ("bus/pci/drivers_autoprobe", "1"),
+        ("kernel/loglevel", "7"),
+        ("kernel/boot_params/data", "secret"),
+        ("kernel/vmcoreinfo", "secret"),
+        ("firmware/memmap/0/start", "secret"),
+        ("devices/system/cpu/cpu1/online", "1"),
+    ] {
+        let path = sys.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+    let private = ["devices/card0/private", "class/zram-control/hot_add", "module/m/parameters/key"];
+    for (path, mode) in private.into_iter().map(|path| (path, 0o400)).chain([("devices/card0/closed", 0o700)])
+    {
+        std::fs::set_permissions(sys.join(path), std::fs::Permissions::from_mode(mode)).unwrap();
+    }
     std::fs::write(card.join("binary"), [0xff, 0xfe]).unwrap();
     std::fs::File::create(card.join("endless")).unwrap().set_len(1 << 40).unwrap();
     std::fs::write(directory.path().join("outside"), "secret").unwrap();
@@ -192,9 +216,41 @@ fn node() -> Stage {
     std::fs::create_dir_all(directory.path().join("usr/share")).unwrap();
     let vendor = directory.path().join("opt/vendor");
     std::fs::create_dir_all(&vendor).unwrap();
-    for file in ["private", "api-token"] {
+    std::fs::create_dir(vendor.join("closed")).unwrap();
+    for file in ["private", "api-token", "closed/open", "APIKEY.TXT", "id_rsa", ".netrc", "foreign"] {
         std::fs::write(vendor.join(file), "secret").unwrap();
     }
+    std::fs::set_permissions(vendor.join("closed"), std::fs::Permissions::from_mode(0o700)).unwrap();
+    // Where this is not root, who owns the file is the one who runs the test: then it is private.
+    if std::os::unix::fs::chown(vendor.join("foreign"), Some(1234), None).is_err() {
+        std::fs::set_permissions(vendor.join("foreign"), std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    for path in [
+        "etc/vendor/conf.d",
+        "etc/ceph",
+        "run/vendor/sockets",
+        "usr/bin",
+        "usr/lib/systemd/system",
+        "home/a",
+        "opt/open/lib",
+        "opt/hooks",
+        "opt/dock/var/lib/nodedock/drivers",
+    ] {
+        std::fs::create_dir_all(directory.path().join(path)).unwrap();
+    }
+    for file in ["etc/vendor/conf", "etc/ceph/ceph.conf", "opt/hooks/open"] {
+        std::fs::write(directory.path().join(file), "secret").unwrap();
+    }
+    std::fs::set_permissions(directory.path().join("opt/hooks/open"), std::fs::Permissions::from_mode(0o755))
+        .unwrap();
+    for open in ["opt/open", "opt/hooks"] {
+        std::fs::set_permissions(directory.path().join(open), std::fs::Permissions::from_mode(0o777))
+            .unwrap();
+    }
+    for (link, target) in [("etc", "/etc/ssh"), ("hook", "/opt/hooks/open"), ("conf", "/etc/vendor/conf")] {
+        symlink(target, vendor.join(link)).unwrap();
+    }
+    std::fs::create_dir_all(directory.path().join("etc/ssh")).unwrap();
     std::fs::set_permissions(vendor.join("private"), std::fs::Permissions::from_mode(0o600)).unwrap();
     std::fs::File::create(vendor.join("endless")).unwrap().set_len(1 << 40).unwrap();
     std::fs::create_dir_all(directory.path().join("etc")).unwrap();
@@ -206,7 +262,8 @@ fn node() -> Stage {
     let fifo = rustix::fs::FileType::Fifo;
     let dev = directory.path().join("dev");
     std::fs::create_dir_all(&dev).unwrap();
-    for path in [sys.join("fifo"), dev.join("pipe"), dev.join("mem"), vendor.join("pipe")] {
+    for path in [sys.join("fifo"), dev.join("pipe"), dev.join("card9"), dev.join("mem"), vendor.join("pipe")]
+    {
         rustix::fs::mknodat(rustix::fs::CWD, &path, fifo, 0o600.into(), 0).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
     }

@@ -115,12 +115,12 @@ fn writer(path: &'static str, value: &'static str, times: usize, then: &str) -> 
         imports: WRITE_IMPORT.to_owned(),
         extra: write_data(path, value),
         prepare: format!("{} {then}", write_call(path, value).repeat(times)),
-        sysfs_write: Some(("class/**", "[0-9]+")),
+        sysfs_write: Some(("class/led/brightness", "[0-9]+")),
         ..Guest::default()
     }
 }
 
-const GRANT: &str = "sysfsWrite: [{glob: \"class/**\", pattern: \"[0-9]+\"}]";
+const GRANT: &str = "sysfsWrite: [{glob: \"class/led/brightness\", pattern: \"[0-9]+\"}]";
 
 async fn prepare(stage: &Stage, guest: &Guest, grant: &str) -> bool {
     let driver = stage.try_load(guest.module(), grant).await.unwrap();
@@ -167,7 +167,7 @@ async fn a_write_before_a_trap_is_kept_in_the_journal() {
 
 #[tokio::test]
 async fn nothing_is_written_beyond_grant_ceiling_and_bounds() {
-    let half = "sysfsWrite: [{glob: \"class/**\", pattern: \"[0-4]\"}]";
+    let half = "sysfsWrite: [{glob: \"class/led/brightness\", pattern: \"[0-4]\"}]";
     for (path, value, grant) in [
         (LED, "5", ""),
         (LED, "5", half),

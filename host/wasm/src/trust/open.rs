@@ -8,9 +8,13 @@ use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
+
+use nodedock_base::beneath;
+use nodedock_core::sysfs::blocking::LOOK_WALL;
 
 /// Why a file is not read.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +53,7 @@ pub fn open_in(directory: &Path, name: &OsStr, max: u64) -> Result<Opened, OpenE
     let at = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(directory, at, Mode::empty()).map_err(io::Error::from)?;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-    let file = rustix::fs::openat2(&directory, name, flags(), Mode::empty(), resolve);
+    let file = beneath::open(&directory, name, flags(), resolve, Instant::now() + LOOK_WALL);
     let file = file.map_err(|errno| match errno {
         Errno::XDEV | Errno::LOOP => OpenError::LeadsOut,
         errno => OpenError::Io(errno.into()),

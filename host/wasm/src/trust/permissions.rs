@@ -4,13 +4,16 @@
 //! belong to root or to the daemon's user, and no other user may write them.
 
 use std::fmt;
+use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use super::open::Opened;
 
 const WRITE_OF_OTHERS: u32 = 0o022;
 const STICKY: u32 = 0o1000;
+/// Links on the way to a directory, as the kernel follows (path_resolution(7)).
+const LINKS_MAX: usize = 40;
 
 /// A file or directory that another user may change.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,29 +65,83 @@ fn quoted(path: &Path) -> String {
 }
 
 /// The faults of a directory and of those above it. A missing one has none.
-pub fn of_directory(directory: &Path) -> Vec<Fault> {
-    let Ok(directory) = directory.canonicalize() else { return Vec::new() };
+pub fn of_directory(directory: &Path) -> io::Result<Vec<Fault>> {
+    let directory = match directory.canonicalize() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        directory => directory?,
+    };
     let (own, mut faults, mut below_is_owned) = (own_uid(), Vec::new(), false);
     for path in directory.ancestors() {
-        let Ok(found) = std::fs::symlink_metadata(path) else { continue };
+        let found = std::fs::symlink_metadata(path)?;
         // In a sticky directory no other user can replace what is root's or ours, as in /tmp.
         let shielded = found.mode() & STICKY != 0 && below_is_owned;
         faults.extend(Fault::find(path, found.uid(), found.mode() & 0o7777, own, shielded));
         below_is_owned = is_owned(found.uid(), own);
     }
-    faults
+    Ok(faults)
+}
+
+/// The faults of a directory and of all directories on the way to it, those of links included.
+///
+/// # Errors
+///
+/// If one of them cannot be looked at: the path is absolute and exists.
+pub fn on_the_way(directory: &Path) -> io::Result<Vec<Fault>> {
+    let own = own_uid();
+    let mut faults = Vec::new();
+    let mut look = |path: &Path, has_owned_entry: bool| {
+        let found = std::fs::symlink_metadata(path)?;
+        let shielded = found.mode() & STICKY != 0 && has_owned_entry;
+        let fault = Fault::find(path, found.uid(), found.mode() & 0o7777, own, shielded);
+        faults.extend(fault.filter(|fault| !faults.contains(fault)));
+        Ok::<_, io::Error>(())
+    };
+    let (mut at, mut links) = (PathBuf::from("/"), 0);
+    // Backwards: the next part is the last.
+    let mut rest = parts(directory);
+    while let Some(part) = rest.pop() {
+        if part.as_os_str() == ".." {
+            at.pop();
+            continue;
+        }
+        let entry = at.join(&part);
+        let found = std::fs::symlink_metadata(&entry)?;
+        look(&at, is_owned(found.uid(), own))?;
+        if !found.is_symlink() {
+            at = entry;
+            continue;
+        }
+        links += 1;
+        if links > LINKS_MAX {
+            return Err(rustix::io::Errno::LOOP.into());
+        }
+        let target = std::fs::read_link(&entry)?;
+        if target.is_absolute() {
+            at = "/".into();
+        }
+        rest.extend(parts(&target));
+    }
+    look(&at, false)?;
+    Ok(faults)
+}
+
+/// The names of a path and its `..`, the last one first.
+fn parts(path: &Path) -> Vec<PathBuf> {
+    let named = path.components().filter(|part| matches!(part, Component::Normal(_) | Component::ParentDir));
+    named.rev().map(|part| PathBuf::from(part.as_os_str())).collect()
 }
 
 /// The faults of a file in a directory, and of the directories between them if the file is behind a link.
-pub fn of_file(opened: &Opened, directory: &Path) -> Vec<Fault> {
+pub fn of_file(opened: &Opened, directory: &Path) -> io::Result<Vec<Fault>> {
     let own = own_uid();
-    let directory = directory.canonicalize().unwrap_or_else(|_| directory.to_owned());
+    let directory = directory.canonicalize()?;
     let is_between = |path: &&Path| *path != directory && path.starts_with(&directory);
-    let between = opened.path.ancestors().skip(1).take_while(is_between).filter_map(|path| {
-        let found = std::fs::symlink_metadata(path).ok()?;
-        Fault::find(path, found.uid(), found.mode() & 0o7777, own, false)
-    });
-    Fault::find(&opened.path, opened.uid, opened.mode, own, false).into_iter().chain(between).collect()
+    let mut faults = Vec::from_iter(Fault::find(&opened.path, opened.uid, opened.mode, own, false));
+    for path in opened.path.ancestors().skip(1).take_while(is_between) {
+        let found = std::fs::symlink_metadata(path)?;
+        faults.extend(Fault::find(path, found.uid(), found.mode() & 0o7777, own, false));
+    }
+    Ok(faults)
 }
 
 #[cfg(test)]
@@ -111,24 +168,52 @@ mod tests {
         let directory = path.join("the drivers");
         std::fs::create_dir(&directory).unwrap();
         chmod(&directory, 0o755);
-        assert_eq!(said(&of_directory(&directory)), [""; 0]);
+        assert_eq!(said(&of_directory(&directory).unwrap()), [""; 0]);
         for (mode, shown) in [(0o775, "0775"), (0o757, "0757"), (0o1777, "1777")] {
             chmod(&directory, mode);
-            let [fault] = said(&of_directory(&directory)).try_into().unwrap();
+            let [fault] = said(&of_directory(&directory).unwrap()).try_into().unwrap();
             assert!(fault.contains(&format!("mode {shown}")), "{fault}");
             assert!(fault.ends_with(&format!("chmod go-w '{}'", directory.display())), "{fault}");
         }
         chmod(&directory, 0o700);
         chmod(&path, 0o777);
-        let [fault] = said(&of_directory(&directory)).try_into().unwrap();
+        let [fault] = said(&of_directory(&directory).unwrap()).try_into().unwrap();
         assert!(fault.ends_with(&format!("chmod go-w {}", path.display())), "{fault}");
         chmod(&path, 0o1777);
         assert_eq!(
-            said(&of_directory(&directory)),
+            said(&of_directory(&directory).unwrap()),
             [""; 0],
             "no other user can replace an entry of a sticky directory"
         );
-        assert_eq!(of_directory(&path.join("none")), []);
+        assert_eq!(of_directory(&path.join("none")).unwrap(), []);
+    }
+
+    #[test]
+    fn the_directory_of_each_link_on_the_way_is_reported() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().canonicalize().unwrap();
+        for name in ["a", "b", "real", "real/state"] {
+            std::fs::create_dir(path.join(name)).unwrap();
+        }
+        std::os::unix::fs::symlink("../b/two", path.join("a/one")).unwrap();
+        std::os::unix::fs::symlink(path.join("real/./state/../state"), path.join("b/two")).unwrap();
+        let on_the_way = || said(&on_the_way(&path.join("a/one")).unwrap());
+        assert_eq!(on_the_way(), [""; 0]);
+        for name in ["a", "b", "real", "real/state"] {
+            chmod(&path.join(name), 0o777);
+            let [fault] = on_the_way().try_into().unwrap();
+            assert!(fault.ends_with(&format!("chmod go-w {}", path.join(name).display())), "{fault}");
+            chmod(&path.join(name), 0o1777);
+            assert_eq!(
+                on_the_way().is_empty(),
+                name != "real/state",
+                "{name}: no user can replace its entry"
+            );
+            chmod(&path.join(name), 0o755);
+        }
+        std::os::unix::fs::symlink("loop", path.join("loop")).unwrap();
+        assert!(super::on_the_way(&path.join("loop")).is_err());
+        assert!(super::on_the_way(&path.join("none")).is_err());
     }
 
     #[test]
@@ -140,7 +225,7 @@ mod tests {
         std::os::unix::fs::symlink("..now/a.wasm", path.join("a.wasm")).unwrap();
         chmod(&path.join("..now"), 0o755);
         chmod(&path.join("..now/a.wasm"), 0o644);
-        let faults = || said(&of_file(&open_in(&path, OsStr::new("a.wasm"), 64).unwrap(), &path));
+        let faults = || said(&of_file(&open_in(&path, OsStr::new("a.wasm"), 64).unwrap(), &path).unwrap());
         assert_eq!(faults(), [""; 0]);
         chmod(&path.join("..now"), 0o777);
         chmod(&path.join("..now/a.wasm"), 0o664);

@@ -157,7 +157,9 @@ fn injected_failures_last_until_they_are_healed() {
     fake.fail("/dev/fuse", trouble.clone()).fail("class/leds/a/brightness", trouble.clone());
     let host = fake.host();
     assert_eq!(host.device_nodes().stat("/dev/fuse"), Err(trouble.clone()));
-    assert_eq!(host.sysfs().read("class/leds/a/brightness"), Err(trouble));
+    assert_eq!(host.sysfs().read("class/leds/a/brightness"), Err(trouble.clone()));
+    assert_eq!(host.sysfs().find("class/leds/a/brightness"), Err(trouble));
+    fake.fail("class/leds/a/brightness", Problem::unavailable("no-value", "no"));
     assert_eq!(host.sysfs().find("class/leds/a/brightness"), Ok(None));
     fake.heal("/dev/fuse");
     assert!(host.device_nodes().stat("/dev/fuse").is_ok());

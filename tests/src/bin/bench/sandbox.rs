@@ -10,7 +10,7 @@ use nodedock_model::grant::Grant;
 use nodedock_model::{AllocatedDevice, DeviceName, DriverClaim, DriverName, ObjectRef, PoolName};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_NAME, side_file, wasm};
 use nodedock_tests::golden::settings;
-use nodedock_wasm::{DriverFile, Trigger, WasmHost};
+use nodedock_wasm::{CachePaths, DriverFile, Trigger, WasmHost};
 
 use crate::Size;
 use crate::table::{Table, Times};
@@ -22,7 +22,7 @@ pub(crate) async fn run(size: Size, table: &mut Table) {
     }
 }
 
-fn host(cache: Option<&std::path::Path>) -> Arc<WasmHost> {
+fn host(cache: Option<CachePaths>) -> Arc<WasmHost> {
     WasmHost::new(settings(cache), Arc::new(SharedClaimTable::default()), Arc::new(NoJournal))
         .expect("set up the sandbox")
 }
@@ -72,7 +72,7 @@ async fn loads(size: Size, form: Form, table: &mut Table) {
     for _ in 0..size.loads {
         let cache = tempfile::tempdir().expect("a temporary directory");
         for times in [&mut cold, &mut cached] {
-            let host = host(Some(cache.path()));
+            let host = host(Some(CachePaths::inside(cache.path())));
             let file = DriverFile { name: MOCK_GPU.to_owned(), bytes: bytes.clone().into() };
             let started = Instant::now();
             let driver = host.load(file, grant(), None).await.expect("load the driver");

@@ -2,13 +2,12 @@
 //! of the requests. Nothing is synced: every file is derived from a record of the checkpoint, and a start renders again what
 //! a power loss took.
 
-use std::fs::Permissions;
 use std::hash::BuildHasher;
 use std::io::{self, Write as _};
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
 
-use tempfile::TempPath;
+use tempfile::{NamedTempFile, TempPath};
 
 use super::{CdiError, Directory, Known, Stamp, TEMPORARY_SUFFIX, is_spec_name, make_directory, open_plain};
 use crate::cdi::render::SpecFile;
@@ -69,17 +68,21 @@ impl Directory {
             written => written,
         };
         let temporary = written.map_err(CdiError::io("write", &self.path.join(&file.name)))?;
+        // Whatever the umask is.
+        self.access.apply(temporary.as_file()).map_err(|error| CdiError::Access(Arc::new(error)))?;
+        let temporary = temporary.into_temp_path();
         failpoint::pass(Point::CdiStaged);
         let hash = self.hasher.hash_one(&file.bytes);
         Ok(Some(Staged { name: file.name.clone(), hash, file: temporary }))
     }
 
-    fn write_temporary(&self, bytes: &[u8]) -> io::Result<TempPath> {
+    /// Only this user can read it.
+    pub(super) fn write_temporary(&self, bytes: &[u8]) -> io::Result<NamedTempFile> {
         let mut builder = tempfile::Builder::new();
         builder.prefix(&self.temporary_prefix).suffix(TEMPORARY_SUFFIX);
-        let mut file = builder.permissions(Permissions::from_mode(0o644)).tempfile_in(&self.path)?;
+        let mut file = builder.tempfile_in(&self.path)?;
         file.write_all(bytes)?;
-        Ok(file.into_temp_path())
+        Ok(file)
     }
 
     /// Refuses to change a file of another program. A known file needs no read.

@@ -50,6 +50,35 @@ async fn collisions(dir: &CdiDir, names: &[String]) -> Vec<Collision> {
 }
 
 #[tokio::test]
+async fn files_have_the_configured_mode_and_group() {
+    use std::os::unix::fs::MetadataExt;
+    let home = Home::new();
+    let open = |access| CdiDir::open_with(&home.path(), &[], DAEMON, access);
+    let found = |name: &str| {
+        let found = std::fs::metadata(home.path().join(name)).unwrap();
+        (found.mode() & 0o7777, found.gid())
+    };
+    let own = rustix::process::getegid().as_raw();
+    home.put("theirs.yaml", "cdiVersion: 0.6.0\n");
+    let of_another = found("theirs.yaml");
+    home.open().write(vec![file("a", "1")]).await.unwrap();
+    for mode in [0o600, 0o640, 0o644] {
+        let dir = open(FileAccess::new(mode, Some(own)).unwrap()).unwrap();
+        assert_eq!(found("gpu.example.com_a.yaml"), (mode, own), "a file from before");
+        dir.write(vec![file("b", &mode.to_string())]).await.unwrap();
+        assert_eq!(found("gpu.example.com_b.yaml"), (mode, own));
+    }
+    if rustix::process::geteuid().is_root() {
+        open(FileAccess::new(0o640, Some(991)).unwrap()).unwrap();
+        assert_eq!(found("gpu.example.com_a.yaml"), (0o640, 991));
+        open(FileAccess::default()).unwrap();
+        assert_eq!(found("gpu.example.com_a.yaml"), (0o644, 991), "no group is set");
+    }
+    assert_eq!(found("theirs.yaml"), of_another);
+    assert_eq!(home.names().len(), 3, "no temporary file is left");
+}
+
+#[tokio::test]
 async fn files_are_written_listed_and_removed() {
     let home = Home::new();
     let dir = home.open();
@@ -332,8 +361,8 @@ async fn copies_of_our_files_are_strays() {
     std::fs::copy(home.path().join(&file.name), home.path().join("copy.yaml")).unwrap();
     dir.survey().await.unwrap();
     assert_eq!(dir.strays(), ["copy.yaml"]);
-    assert_eq!(dir.read("copy.yaml").await.unwrap().identity.unwrap().claim.uid.as_str(), "a");
-    assert_eq!(dir.read("never-there.yaml").await, None);
+    assert_eq!(dir.read("copy.yaml").await.unwrap().unwrap().identity.unwrap().claim.uid.as_str(), "a");
+    assert_eq!(dir.read("never-there.yaml").await.unwrap(), None);
     assert_eq!(file_of(&file.name), Some((driver(), Uid::new("a").unwrap())));
     for bad in ["copy.yaml", "gpu.example.com_a.json", "GPU_a.yaml", "gpu.example.com_.yaml"] {
         assert_eq!(file_of(bad), None, "{bad}");

@@ -362,7 +362,17 @@ impl Manager {
                 continue;
             }
             // A file whose identity was written by a newer release is kept.
-            let Some(identity) = self.cdi.read(&name).await.and_then(|file| file.identity) else { continue };
+            let file = match self.cdi.read(&name).await {
+                Ok(file) => file,
+                Err(error) => {
+                    tracing::warn!(
+                        error = chain(&error),
+                        "a cdi file stays: whether a claim owns it is unknown"
+                    );
+                    continue;
+                }
+            };
+            let Some(identity) = file.and_then(|file| file.identity) else { continue };
             let uid = identity.claim.uid;
             // Under its claim's lock: a pod may just be requesting it.
             let Some(_claim) = self.claim_locks.try_take(&uid) else { continue };

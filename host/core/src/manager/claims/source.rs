@@ -42,8 +42,9 @@ impl ClaimDirectory {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(self.unreadable(&self.path, &chain(&error))),
         };
-        let mut paths: Vec<_> =
-            entries.flatten().map(|entry| entry.path()).filter(|p| is_manifest(p)).collect();
+        let listed: std::io::Result<Vec<_>> = entries.map(|entry| Ok(entry?.path())).collect();
+        let mut paths = listed.map_err(|error| self.unreadable(&self.path, &chain(&error)))?;
+        paths.retain(|path| is_manifest(path));
         paths.sort();
         let mut broken = None;
         for path in paths {

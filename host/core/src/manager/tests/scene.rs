@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
-use crate::cdi::CdiDir;
+use crate::cdi::{CdiDir, FileAccess};
 use crate::cdi_watch;
 use crate::checkpoint::{self, Checkpoint};
 use crate::device_metadata::MetadataSettings;
@@ -166,6 +166,7 @@ impl Home {
                 metadata: MetadataSettings {
                     is_enabled: has_metadata,
                     directory: self.metadata(),
+                    access: FileAccess::default(),
                     pools: None,
                 },
                 kubelet_allocates: false,

@@ -64,6 +64,7 @@ impl SharedRoot {
     pub(super) async fn remove_abandoned_sockets(&self) {
         let own = self.paths.probes_of(&self.instance);
         let Some(Ok(entries)) = own.parent().map(std::fs::read_dir) else { return };
+        // no error: the next instance that serves looks again
         for path in entries.flatten().map(|entry| entry.path()) {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             let is_probe = name.starts_with(INSTANCE_PROBES) && name.ends_with(".sock");
@@ -77,6 +78,7 @@ impl SharedRoot {
 
 async fn is_abandoned(path: &Path) -> bool {
     use std::os::unix::fs::FileTypeExt;
+    // no error: a socket that cannot be looked at stays
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket());
     let connected = UnixStream::connect(path).await;
     is_socket && connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)

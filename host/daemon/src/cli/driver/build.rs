@@ -12,6 +12,7 @@ use serde::Deserialize;
 use super::super::output::print_text;
 use super::language::Language;
 use super::write_file;
+use nodedock_base::file;
 use nodedock_wasm::{file_watch, wrap_module};
 
 const RUST_TARGET: &str = "wasm32-unknown-unknown";
@@ -136,7 +137,7 @@ fn artifact(line: &str, manifest: &Path) -> Option<PathBuf> {
 
 fn build_python(directory: &Path, output: &Path) -> Result<()> {
     let own = directory.join(".venv/bin/componentize-py");
-    let program = if own.is_file() { own } else { "componentize-py".into() };
+    let program = if file::is_file(&own)? { own } else { "componentize-py".into() };
     let mut command = Command::new(program);
     command.args(["-d", "wit", "-w", WORLD, "componentize", "--stub-wasi", "driver", "-o"]);
     let install = "python3 -m venv .venv && .venv/bin/pip install -r requirements.txt";
@@ -147,7 +148,7 @@ fn build_javascript(directory: &Path, output: &Path) -> Result<()> {
     let tool = "node_modules/@bytecodealliance/componentize-js";
     let install = "npm install --ignore-scripts";
     ensure!(
-        directory.join(tool).is_dir(),
+        directory.join(tool).try_exists()?,
         "componentize-js is not installed in {}: {install}",
         directory.display()
     );

@@ -17,7 +17,7 @@ use nodedock_base::error::chain;
 use nodedock_core::driver::values::NoJournal;
 use nodedock_core::manager::claims::SharedClaimTable;
 use nodedock_core::recording::{Answer, RecordedCall};
-use nodedock_model::grant::{self, Capabilities, Grant, LimitValues, Limits, ValueGrant};
+use nodedock_model::grant::{self, Capabilities, Grant, LimitValues, Limits, ValueGrant, pattern};
 use nodedock_model::{Inventory, Problem};
 use nodedock_wasm::{DriverInfo, Stats, Trigger, WasmDriver};
 
@@ -212,7 +212,14 @@ const VALUE_LISTS: [List<ValueGrant>; 2] =
 fn unneeded(request: &Capabilities, grant: &Grant) -> Vec<String> {
     let mut rules = Vec::new();
     for (key, list) in LISTS {
-        rules.extend(without_each(request, grant, list).map(|rule| format!("{key}: {rule}")));
+        let mut request_of_list = request.clone();
+        let asked = list(&mut request_of_list);
+        // A glob of a request covers what the host gives by its exact path only.
+        let names = |rule: &String| {
+            pattern::is_literal(rule) && asked.iter().any(|asked| pattern::covers(asked, rule))
+        };
+        let unneeded = without_each(request, grant, list).filter(|rule| !names(rule));
+        rules.extend(unneeded.map(|rule| format!("{key}: {rule}")));
     }
     for (key, list) in VALUE_LISTS {
         let unneeded = without_each(request, grant, list);

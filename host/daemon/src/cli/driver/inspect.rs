@@ -134,7 +134,7 @@ fn judge(policy: &Policy, file: &Path, bytes: &[u8]) -> Result<Verdict> {
     beside.push(".sig");
     let beside = PathBuf::from(beside);
     let signature =
-        if beside.exists() { Some(read(&beside, limit::SIGNATURE_FILE_BYTES_MAX)?) } else { None };
+        if beside.try_exists()? { Some(read(&beside, limit::SIGNATURE_FILE_BYTES_MAX)?) } else { None };
     let stem = file.file_stem().unwrap_or_default().to_string_lossy();
     Ok(policy.judge(&stem, bytes, signature.as_deref()))
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use nodedock_base::file;
 
 /// A language in which a driver is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -30,7 +31,12 @@ impl Language {
         let entries =
             std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?;
         drop(entries);
-        let found: Vec<_> = MARKS.iter().filter(|(name, _)| directory.join(name).is_file()).collect();
+        let mut found = Vec::new();
+        for mark in &MARKS {
+            if file::is_file(&directory.join(mark.0))? {
+                found.push(mark);
+            }
+        }
         match found.as_slice() {
             [(_, language)] => Ok(*language),
             [] => {

@@ -91,10 +91,11 @@ enum Sdk {
 impl Sdk {
     fn choose(given: Option<&str>, beside: &Path) -> Result<Self> {
         match given {
+            // no error: text that is no version is something else
             Some(text) if semver::VersionReq::parse(text).is_ok() => Ok(Self::Version(text.to_owned())),
             Some(text) if text.contains("://") => Ok(Self::Git(text.to_owned())),
             Some(text) => Self::directory(Path::new(text)),
-            None if beside.exists() => Self::directory(beside),
+            None if beside.try_exists()? => Self::directory(beside),
             None => {
                 let message =
                     "the sources that this program was built from, with the SDK, are not on this machine";

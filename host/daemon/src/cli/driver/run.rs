@@ -20,6 +20,7 @@ use super::{read, write_file};
 use crate::app;
 use crate::config::{Config, ConfigFile, Flags, Paths};
 use crate::telemetry::{self, LogFormat};
+use nodedock_base::directories;
 use nodedock_base::listeners::Listeners;
 use nodedock_base::tasks::Tasks;
 use nodedock_base::watched;
@@ -58,6 +59,7 @@ pub(super) fn run(args: &RunArgs) -> Result<()> {
     copies.bring_up_to_date()?;
     let (listeners, restarts) =
         Listeners::inherited().context("take over the sockets of the process before")?;
+    app::directories::set_umask();
     let start = app::Start { boot_id, listeners, restarts, is_reported: false.into() };
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("start a runtime")?;
@@ -86,7 +88,8 @@ impl Copies {
         };
         // A missing driver is an error here; later it may be built again.
         read(file, limit::DRIVER_FILE_BYTES_MAX)?;
-        std::fs::create_dir_all(&paths.drivers)
+        // The daemon refuses a directory that the umask opens to others.
+        directories::make(&paths.drivers, 0o700)
             .with_context(|| format!("make {}", paths.drivers.display()))?;
         let copy = |given: Option<&PathBuf>, suffix: &str| {
             let from = given.cloned().unwrap_or_else(|| file.with_extension(suffix));
@@ -103,14 +106,14 @@ impl Copies {
     /// Copies what has changed, and removes what is gone.
     fn bring_up_to_date(&self) -> Result<()> {
         for (from, to) in &self.0 {
-            if !from.exists() {
-                if to.exists() {
+            if !from.try_exists()? {
+                if to.try_exists()? {
                     std::fs::remove_file(to).with_context(|| format!("remove {}", to.display()))?;
                 }
                 continue;
             }
             let bytes = read(from, limit::DRIVER_FILE_BYTES_MAX)?;
-            // The same content again would be a new driver.
+            // no error: it is written then. The same content again would be a new driver.
             if std::fs::read(to).ok().as_ref() != Some(&bytes) {
                 write_file(to, &bytes)?;
             }

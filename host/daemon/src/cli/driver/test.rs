@@ -206,7 +206,7 @@ fn compact(value: Value) -> Option<Value> {
 
 fn compare(golden: &Path, text: &str, summary: &str) -> Result<()> {
     let shown = golden.display();
-    ensure!(golden.exists(), "{shown} does not exist: write it with --update");
+    ensure!(golden.try_exists()?, "{shown} does not exist: write it with --update");
     let wanted = read(golden, GOLDEN_BYTES_MAX)?;
     let wanted = String::from_utf8(wanted).with_context(|| format!("{shown} is not UTF-8 text"))?;
     if wanted == text {

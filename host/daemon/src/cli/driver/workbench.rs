@@ -14,7 +14,7 @@ use clap::Args;
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use super::{grant_beside, read, read_text};
+use super::{beside, grant_beside, read, read_text};
 use crate::app::hardware;
 use crate::telemetry::{self, LogFormat};
 use nodedock_base::locks::{LockGuard, Locks};
@@ -29,7 +29,7 @@ use nodedock_model::{
     AllocatedDevice, ClaimRecord, ClaimState, DeviceName, DriverKind, DriverName, DriverPart, ObjectRef,
     PoolName, PreparedBy, PreparedClaim, Problem, ProblemCode, Uid, limit,
 };
-use nodedock_wasm::{Compiler, DriverFile, WasmDriver, WasmHost, WasmSettings, driver_config};
+use nodedock_wasm::{CachePaths, Compiler, DriverFile, WasmDriver, WasmHost, WasmSettings, driver_config};
 
 /// The node and its boot, as the driver sees them: the same at each run.
 const NODE: &str = "node-1";
@@ -63,16 +63,15 @@ pub(super) struct Subject {
 
 impl SubjectArgs {
     /// The file of the config, if there is one.
-    pub(super) fn config_path(&self) -> Option<PathBuf> {
-        let beside = self.file.with_extension("config.yaml");
-        self.config.clone().or_else(|| beside.is_file().then_some(beside))
+    pub(super) fn config_path(&self) -> Result<Option<PathBuf>> {
+        self.config.clone().map_or_else(|| beside(&self.file, "config.yaml"), |path| Ok(Some(path)))
     }
 
     pub(super) fn read(&self) -> Result<Subject> {
         let bytes = read(&self.file, limit::DRIVER_FILE_BYTES_MAX)?;
         let name = self.file.file_name().unwrap_or(self.file.as_os_str()).to_string_lossy().into_owned();
         let (grant, grant_path) = grant_beside(&self.file, self.grant.as_deref())?;
-        let config = match self.config_path() {
+        let config = match self.config_path()? {
             Some(path) => {
                 let text = read_text(&path)?;
                 Some(driver_config(&text).with_context(|| format!("config {}", path.display()))?)
@@ -113,7 +112,7 @@ impl Workbench {
         };
         let recordings = Recordings::start(&directory.path().join("recordings"), [], RECORDING_BYTES_MAX)?;
         let settings = WasmSettings {
-            cache_dir: Some(directory.path().join("cache")),
+            cache: Some(CachePaths::inside(directory.path())),
             compiler: Compiler::this_program(),
             hardware,
             node: facts(BOOT),

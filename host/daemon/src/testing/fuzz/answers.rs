@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::bounds;
-use nodedock_core::cdi;
+use nodedock_core::cdi::{self, FileAccess};
 use nodedock_core::checkpoint::fuzz::check_kept;
 use nodedock_core::device_metadata::{self, MetadataFile, MetadataSettings};
 use nodedock_model::{
@@ -31,7 +31,12 @@ pub fn answers(data: &[u8]) -> bool {
 }
 
 fn metadata() -> MetadataSettings {
-    MetadataSettings { is_enabled: true, directory: "/run/nodedock/device-metadata".into(), pools: None }
+    MetadataSettings {
+        is_enabled: true,
+        directory: "/run/nodedock/device-metadata".into(),
+        access: FileAccess::default(),
+        pools: None,
+    }
 }
 
 /// Each object of the stream has the devices of one request.

@@ -58,6 +58,7 @@ fn lists(open: OpenList) -> impl Stream<Item = Result<wire::ListAndWatchResponse
     offers.mark_changed();
     futures::stream::unfold((open, offers, Instant::now()), async |(open, mut offers, next)| {
         tokio::time::sleep_until(next).await;
+        // no error: the offers end with the plugin
         offers.changed().await.ok()?;
         let message = convert::list(&offers.borrow_and_update().devices);
         open.0.context.metrics.listed(&open.0.name);

@@ -5,10 +5,26 @@ use serde_json::{Value, json};
 use super::{Case, Guest, PREPARE_ONE, small};
 
 /// The grant of a careless operator, for drivers that request all of it.
-const EDITS_GRANT: &str =
-    "deviceNodes: [\"/dev/**\"]\nmounts: [\"/**\"]\nenv: [\"*\"]\nnetDevices: [\"*\"]\nhooks: [/bin/true]";
-pub(super) const HOST_GRANT: &str = "sysfsRead: [\"**\"]\nsysfsWrite: [{glob: \"**\", pattern: \"[0-9]+\"}]\ndeviceNodes: [\"/dev/**\"]\n\
+const EDITS_GRANT: &str = "deviceNodes: [\"/dev/**\"]\nmounts: [\"/**:rw\"]\nenv: [A, \"ACME_*\", \"LD_*\", \"DOTNET_*\"]\nnetDevices: [\"*\"]\nhooks: [/bin/true, /opt/hooks/open, /opt/vendor/hook]\n\
+     groups: [44]\nrdtClasses: [acme]\nannotations: [\"acme.com/*\", \"devices.nri.io/*\"]";
+pub(super) const HOST_GRANT: &str = "sysfsRead: [\"**\"]\nsysfsWrite: [{glob: \"**/numvfs\", pattern: \"[0-9]+\"}, {glob: \"**/remove\", pattern: \"[0-9]+\"}, {glob: \"**/up\", pattern: \"[0-9]+\"}, {glob: \"**/outside\", pattern: \"[0-9]+\"}, {glob: \"**/path\", pattern: \"[0-9]+\"}, {glob: \"**/hot_remove\", pattern: \"[0-9]+\"}, {glob: \"**/drivers_autoprobe\", pattern: \"[0-9]+\"}, {glob: \"**/online\", pattern: \"[0-9]+\"}, {glob: \"**/uevent\", pattern: \"[0-9]+\"}, {glob: \"**/flags\", pattern: \"[0-9]+\"}, {glob: \"**/loglevel\", pattern: \"[0-9]+\"}]\n\
+    deviceNodes: [\"/dev/**\"]\n\
     hostFiles: [\"/**\"]\npciDriver: [{functions: \"*\", drivers: \"vfio-pci\"}]\nnetDevices: [\"*\"]";
+
+/// Files by their names, as a request and a grant have to name what is written.
+const WRITES: &[&str] = &[
+    "numvfs",
+    "remove",
+    "up",
+    "outside",
+    "path",
+    "hot_remove",
+    "drivers_autoprobe",
+    "online",
+    "uevent",
+    "flags",
+    "loglevel",
+];
 
 pub(super) fn cases() -> Vec<Case> {
     let lines = include_str!("cases.txt").lines().filter(|line| !line.starts_with('#'));
@@ -113,13 +129,17 @@ fn device(device: Value) -> Guest {
 }
 
 fn claim(claim: Value) -> Guest {
-    let asked = json!({"device-nodes": ["/dev/**"], "mounts": ["/**"], "env": ["*"], "net-devices": ["*"], "hooks": ["/bin/true"]});
+    let asked = json!({
+        "device-nodes": ["/dev/**"], "mounts": ["/**"], "env": ["A", "ACME_*", "LD_*", "DOTNET_*"], "net-devices": ["*"],
+        "hooks": ["/bin/true", "/opt/hooks/open", "/opt/vendor/hook"],
+    });
     small().asks(asked).prepares(claim)
 }
 
 /// Requests all that `HOST_GRANT` grants.
 pub(super) fn asks_host(guest: Guest) -> Guest {
-    let write = json!([{"glob": "**", "pattern": "[0-9]+"}]);
+    let write: Vec<_> =
+        WRITES.iter().map(|name| json!({"glob": format!("**/{name}"), "pattern": "[0-9]+"})).collect();
     let bind = json!([{"functions": "*", "drivers": "vfio-pci"}]);
     guest.asks(json!({
         "sysfs-read": ["**"], "sysfs-write": write, "device-nodes": ["/dev/**"], "host-files": ["/**"],

@@ -4,7 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::cdi::{self, CdiDir};
+use crate::cdi::{self, CdiDir, FileAccess};
 use crate::device_metadata::{self, MetadataSettings};
 use crate::manager::claims::fixtures::{claim, driver, pod};
 use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends};
@@ -167,7 +167,12 @@ async fn a_claim_that_is_rebuilt_from_its_cdi_file_has_the_same_metadata() {
     let known = daemon.manager.claims();
     let directory = CdiDir::open(&daemon.cdi, &[], "test").unwrap();
     let rebuilt = cdi::rebuild(directory.list_ours().unwrap());
-    let settings = MetadataSettings { is_enabled: true, directory: home.metadata(), pools: None };
+    let settings = MetadataSettings {
+        is_enabled: true,
+        directory: home.metadata(),
+        access: FileAccess::default(),
+        pools: None,
+    };
     let files = |record| device_metadata::render(record, &settings);
     assert_eq!(files(&rebuilt.claims[&known[0].id.uid]), files(&known[0]));
     let first = first(&home);

@@ -1,0 +1,67 @@
+//! A machine with devices for each example driver, whose directories are reached by links with `..` as in a kernel's sysfs.
+
+use std::path::Path;
+
+use nodedock_tests::recorded::Recorded;
+
+const AMD: &str = "0000:01:00.0";
+const NVIDIA: &str = "0000:02:00.0";
+const NIC: &str = "0000:03:00.0";
+const CARD: &str = "0000:04:00.0";
+
+pub(super) fn make(root: &Path) {
+    let machine = Recorded::new(root, &["amdgpu", "nvidia", "igb", "mlx5_core", "vfio-pci"]);
+    machine
+        .function(AMD, "0x030000", "amdgpu", Some(1))
+        .function(NVIDIA, "0x030000", "nvidia", Some(2))
+        .value(NVIDIA, "vendor", "0x10de")
+        .function(NIC, "0x020000", "igb", Some(3))
+        .card(CARD)
+        .file("sys/devices/system/cpu/online", "0-3")
+        .file("proc/self/mountinfo", "");
+    let drm = format!("sys/devices/pci0000:00/{AMD}/drm/card0");
+    machine
+        .device_node(&drm, 226, 0, "dri/card0")
+        .link(&format!("{drm}/subsystem"), "../../../../../class/drm")
+        .file("sys/class/drm/version", "drm 1.1.0")
+        .link("sys/dev/char/226:0", &format!("../../devices/pci0000:00/{AMD}/drm/card0"))
+        .file("dev/dri/card0", "character 226:0");
+    machine
+        .file(
+            &format!("proc/driver/nvidia/gpus/{NVIDIA}/information"),
+            "Model: A GPU\nGPU UUID: GPU-1\nDevice Minor: 0\nGPU Excluded: No",
+        )
+        .file("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15")
+        .file("proc/devices", "Character devices:\n195 nvidia-frontend")
+        .file("dev/nvidia0", "character 195:0")
+        .file("dev/nvidiactl", "character 195:255");
+    usb_serial_adapter(&machine);
+}
+
+fn usb_serial_adapter(machine: &Recorded) {
+    let usb = format!("devices/pci0000:00/{NIC}/usb1");
+    let (device, interface) = (format!("{usb}/1-2"), format!("{usb}/1-2/1-2:1.0"));
+    for (file, value) in [
+        ("bDeviceClass", "00"),
+        ("idVendor", "0403"),
+        ("idProduct", "6001"),
+        ("serial", "A1"),
+        ("busnum", "1"),
+        ("devnum", "4"),
+        ("dev", "189:3"),
+        ("speed", "12"),
+    ] {
+        machine.file(&format!("sys/{device}/{file}"), value);
+    }
+    machine
+        .file(&format!("sys/{usb}/version"), "2.00")
+        .file(&format!("sys/{interface}/ttyUSB0/port_number"), "0")
+        .file(&format!("sys/{interface}/ttyUSB0/tty/ttyUSB0/dev"), "188:0")
+        .link("sys/bus/usb/devices/usb1", &format!("../../../{usb}"))
+        .link("sys/bus/usb/devices/1-2", &format!("../../../{device}"))
+        .link("sys/bus/usb/devices/1-2:1.0", &format!("../../../{interface}"))
+        .link("sys/class/tty/ttyUSB0", &format!("../../{interface}/ttyUSB0/tty/ttyUSB0"))
+        .link("sys/dev/char/188:0", &format!("../../{interface}/ttyUSB0/tty/ttyUSB0"))
+        .file("dev/ttyUSB0", "character 188:0")
+        .file("dev/bus/usb/001/004", "character 189:3");
+}
