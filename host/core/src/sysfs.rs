@@ -170,17 +170,14 @@ impl SysfsRoot {
         Ok(content)
     }
 
-    /// Names in a directory, sorted, for a driver.
-    pub fn read_dir_for(&self, path: &str, reader: Reader) -> Result<Vec<String>, Problem> {
-        let directory = self.open_beneath(path, OFlags::PATH | OFlags::CLOEXEC, ResolveFlags::empty())?;
-        let resolved = self.resolved(path, &directory)?;
-        self.admit(path, &resolved, &stat(path, &directory)?, reader)?;
-        self.read_dir(path)
-    }
-
     /// Names in a directory, sorted.
     pub fn read_dir(&self, path: &str) -> Result<Vec<String>, Problem> {
-        let names = self.names(path, Instant::now() + LOOK_WALL)?;
+        self.read_dir_for(path, Reader::Host)
+    }
+
+    /// Names in a directory, sorted, for the host or a driver.
+    pub fn read_dir_for(&self, path: &str, reader: Reader) -> Result<Vec<String>, Problem> {
+        let names = self.names(path, Instant::now() + LOOK_WALL, reader)?;
         match names.len() <= ENTRIES_MAX {
             true => Ok(names.into_iter().map(|(name, _)| name).collect()),
             false => Err(too_many(path)),
@@ -232,7 +229,7 @@ impl SysfsRoot {
         Ok(self.find(path)?.is_some())
     }
 
-    /// Paths that match, as seen by a walk from the root, sorted.
+    /// Paths that match, as a driver sees them by a walk from the root, sorted.
     pub fn glob(&self, glob: &str) -> Result<Vec<String>, Problem> {
         let segments: Vec<&str> = glob.split('/').collect();
         let until = Instant::now() + LOOK_WALL;
@@ -266,11 +263,12 @@ impl SysfsRoot {
     }
 
     /// Names in a directory and whether each is a directory itself, sorted.
-    fn names(&self, path: &str, until: Instant) -> Result<Vec<(String, bool)>, Problem> {
+    fn names(&self, path: &str, until: Instant, reader: Reader) -> Result<Vec<(String, bool)>, Problem> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let name = if path.is_empty() { "." } else { path };
         let directory = self.open_until(until, name, flags, ResolveFlags::empty())?;
-        self.resolved(path, &directory)?;
+        let resolved = self.resolved(path, &directory)?;
+        self.admit(path, &resolved, &stat(path, &directory)?, reader)?;
         let entries = beneath::entries(&directory, GLOB_DIRECTORIES_MAX, until);
         let entries = entries.map_err(|errno| io_problem(path, &errno.into()))?;
         if entries.len() > GLOB_DIRECTORIES_MAX {
@@ -454,7 +452,7 @@ impl Walk<'_> {
         if self.directories > GLOB_DIRECTORIES_MAX {
             return Err(too_wide("reads", GLOB_DIRECTORIES_MAX, "directories"));
         }
-        match self.root.names(directory, self.until) {
+        match self.root.names(directory, self.until, Reader::Everyone) {
             Err(problem) if problem.code == ProblemCode::NotADirectory => Ok(Vec::new()),
             names => Ok(present(names)?.unwrap_or_default()),
         }

@@ -262,7 +262,7 @@ impl Sockets {
 
 impl Built {
     async fn open(mut config: Config, boot_id: String) -> Result<Self> {
-        config.hardware = config.hardware.clone().with_own_directories(config.own_directories());
+        config.hardware = config.hardware.clone().with_own_directories(config.never_mounted());
         let (paths, changes, tasks) = (&config.paths, Changes::default(), DaemonTasks::default());
         directories::prepare(paths)?;
         let node = NodeFacts { name: config.node_name.clone(), boot_id };

@@ -228,9 +228,12 @@ impl Config {
 }
 
 impl Config {
-    /// Returns the directories of the daemon and of its orchestrator, of which no container gets anything.
-    pub fn own_directories(&self) -> Vec<PathBuf> {
-        let mut own = self.paths.own_directories();
+    /// Returns the directories of the daemon and of its orchestrator, and files of the daemon in other directories, of which no container gets
+    /// anything.
+    pub fn never_mounted(&self) -> Vec<PathBuf> {
+        let paths = &self.paths;
+        let mut own: Vec<_> = paths.own_directories().into_iter().map(Path::to_owned).collect();
+        own.extend(paths.cdi_spec_dirs.iter().chain([&paths.cdi, &paths.socket]).cloned());
         own.extend(self.kubernetes.as_ref().map(|kubernetes| kubernetes.kubelet_root.clone()));
         own.extend(self.driver_images.iter().map(|image| image.directory.clone()));
         own.extend(self.file_path.clone());
@@ -290,23 +293,6 @@ impl Paths {
     /// in format 1, which running claims' files name.
     pub fn identity(&self) -> String {
         self.checkpoint.with_extension("redb").to_string_lossy().into_owned()
-    }
-
-    fn own_directories(&self) -> Vec<PathBuf> {
-        let files =
-            [&self.checkpoint, &self.socket, &self.pod_resources, &self.admin, &self.api, &self.handover];
-        let of_files = files.into_iter().filter_map(|path| Some(path.parent()?.to_owned()));
-        let directories = [
-            &self.drivers,
-            &self.plugins_registry,
-            &self.device_plugins,
-            &self.kept_drivers,
-            &self.recordings,
-            &self.claims,
-            &self.cache,
-            &self.cdi,
-        ];
-        of_files.chain(directories.into_iter().chain(&self.cdi_spec_dirs).cloned()).collect()
     }
 
     /// Returns the default paths below a root.

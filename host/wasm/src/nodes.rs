@@ -210,7 +210,7 @@ impl DevRoot {
     }
 
     /// One node; `None` for what is no node, does not exist or is denied.
-    fn find(&self, path: &str, sysfs: &SysfsRoot) -> Result<Option<NodeInfo>, Problem> {
+    fn find(&self, path: &str, sysfs: &SysfsRoot) -> Result<Option<Node>, Problem> {
         match self.stat(path, sysfs) {
             Ok(node) => Ok(Some(node)),
             Err(problem) if problem.kind.is_permanent() => Ok(None),

@@ -26,7 +26,7 @@ fn the_pod_has_three_powers_of_root_and_none_of_the_hosts_namespaces() {
     assert_eq!(security["readOnlyRootFilesystem"], true);
     assert_eq!(
         security["capabilities"],
-        json!({"drop": ["ALL"], "add": ["DAC_OVERRIDE", "SETUID", "SETGID"]})
+        json!({"drop": ["ALL"], "add": ["DAC_OVERRIDE", "KILL", "SETUID", "SETGID"]})
     );
     for namespace in ["hostNetwork", "hostPID", "hostIPC"] {
         assert_eq!(pod(&objects)[namespace], Value::Null, "{namespace}");

@@ -14,7 +14,7 @@ use std::time::Instant;
 use rustix::fs::{Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-use super::{SysfsRoot, stat};
+use super::{Reader, SysfsRoot, stat};
 use crate::sysfs::attribute::{Attribute, Written, replaced};
 use crate::sysfs::blocking::LOOK_WALL;
 use nodedock_base::failpoint::{self, Point};
@@ -297,7 +297,7 @@ impl SysfsRoot {
 
     /// Names in a directory; none if it does not exist. A directory that cannot be read is an error: what is unknown is no permission.
     fn entries(&self, path: &str) -> Result<Vec<String>, Problem> {
-        match self.names(path, Instant::now() + LOOK_WALL) {
+        match self.names(path, Instant::now() + LOOK_WALL, Reader::Host) {
             Ok(names) => Ok(names.into_iter().map(|(name, _)| name).collect()),
             Err(problem) if problem.code == ProblemCode::NoSuchPath => Ok(Vec::new()),
             Err(problem) => Err(problem),

@@ -66,3 +66,34 @@ fn every_record_of_edits_is_in_the_table() {
         records.map(|(name, _)| name.as_str()).filter(|name| !RECORDS[0].1.contains(name)).collect();
     assert!(unknown.is_empty(), "{unknown:?}");
 }
+
+fn add_sources(directory: &std::path::Path, sources: &mut String) {
+    for entry in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
+        let path = entry.path();
+        if path.is_dir() {
+            add_sources(&path, sources);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            sources.push_str(&std::fs::read_to_string(path).unwrap());
+        }
+    }
+}
+
+#[test]
+fn every_promise_names_tests_that_exist() {
+    let page = include_str!("../../../../docs/security.md");
+    let (_, section) = page.split_once("## Promises, and the tests that would break").unwrap();
+    let rows = section.split("\n## ").next().unwrap().lines().filter(|line| line.starts_with("| "));
+    let tests: Vec<_> =
+        rows.skip(2).map(|row| row.rsplit_once(" | ").unwrap().1.trim_end_matches(" |")).collect();
+    assert!(tests.len() > 20, "{tests:?}");
+    let mut sources = String::new();
+    for directory in ["host", "sdk", "tests", "xtask", "example-drivers", "conformance"] {
+        add_sources(
+            &std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(directory),
+            &mut sources,
+        );
+    }
+    let names = tests.iter().flat_map(|tests| tests.split(", ").map(|name| name.trim_matches('`')));
+    let missing: Vec<_> = names.filter(|name| !sources.contains(&format!("fn {name}("))).collect();
+    assert!(missing.is_empty(), "docs/security.md names tests that do not exist: {missing:?}");
+}

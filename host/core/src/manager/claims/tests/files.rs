@@ -6,7 +6,7 @@ use super::super::ClaimEnd;
 use super::PREPARED;
 use crate::manager::claims::fixtures::{claim, permanent, pod, uid};
 use crate::manager::tests::scene::{Daemon, Reply, cdi_devices, ends, with_claim, with_gpu, with_prepared};
-use nodedock_model::{ClaimState, DeviceAccess, DeviceNode, Edits, NodeKind};
+use nodedock_model::{ClaimState, DeviceAccess, DeviceNode, Edits, Mount, NodeKind};
 
 const NAME: &str = "gpu.example.com_uid-one.yaml";
 const SUBJECT: &str = "claim default/one";
@@ -335,4 +335,43 @@ async fn a_changed_device_node_is_reported_until_the_claim_is_prepared_again() {
     assert_eq!(daemon.conditions(), []);
     daemon.sweep().await;
     assert_eq!(daemon.conditions(), []);
+}
+
+/// A driver's mount was checked when it answered. Then another user exchanged a directory on the way for a link, and the next answers repeated the path.
+#[tokio::test]
+async fn a_source_that_others_may_exchange_is_not_repeated() {
+    use std::os::unix::fs::PermissionsExt;
+    // Others may write to /tmp.
+    let Ok(vendor) = tempfile::Builder::new().prefix("nodedock-test-").tempdir_in("/opt") else { return };
+    let way = vendor.path().join("way");
+    std::fs::create_dir_all(way.join("lib")).unwrap();
+    for path in [vendor.path(), &way] {
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
+    }
+    let (_home, daemon, a, gpu) = with_claim();
+    let mount = Mount {
+        host_path: way.join("lib").to_str().unwrap().to_owned(),
+        container_path: "/opt/lib".to_owned(),
+        options: vec!["ro".to_owned(), "bind".to_owned()],
+        fs_type: None,
+    };
+    gpu.reply(
+        "uid-one",
+        Reply::Access(DeviceAccess::Edits(Edits { mounts: vec![mount], ..Edits::default() })),
+    );
+    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
+
+    std::fs::set_permissions(&way, PermissionsExt::from_mode(0o777)).unwrap();
+    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["edit-source-unsafe"]);
+    assert_eq!(daemon.conditions(), condition("edit-source-unsafe"));
+    std::fs::set_permissions(&way, PermissionsExt::from_mode(0o755)).unwrap();
+    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["prepared"]);
+    assert_eq!(daemon.conditions(), []);
+
+    std::fs::rename(&way, vendor.path().join("old")).unwrap();
+    std::os::unix::fs::symlink("/etc", &way).unwrap();
+    assert_eq!(ends(&daemon.prepare(&a, &["one"]).await), ["edit-source-unsafe"]);
+    daemon.sweep().await;
+    assert_eq!(daemon.conditions(), condition("edit-source-unsafe"), "it is found without a request as well");
+    assert_eq!(daemon.unprepare(&a).await, [Ok(ClaimEnd::Unprepared)], "and the claim ends as any other");
 }
