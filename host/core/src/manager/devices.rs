@@ -55,7 +55,9 @@ use tokio::time::Instant;
 use crate::adapters::Adapters;
 use crate::driver::DeviceDriver;
 use crate::manager::Manager;
-use nodedock_model::{ExtendedResource, NameRecord, PluginDevice, PodAllocation, PodRequest, Problem, ProblemCode, Uid};
+use nodedock_model::{
+    ExtendedResource, NameRecord, PluginDevice, PodAllocation, PodRequest, Problem, ProblemCode, Uid,
+};
 
 pub use affinity::{closest, parse_nodes};
 pub(crate) use check::paths_exist;
@@ -107,7 +109,8 @@ impl Manager {
 
     /// Takes the sources that extended resources had before the start, among the names of the checkpoint.
     pub fn remember_owners(&self, names: &[NameRecord]) {
-        let of = |record: &NameRecord| Some((ExtendedResource::new(&record.name).ok()?, record.source.clone()));
+        let of =
+            |record: &NameRecord| Some((ExtendedResource::new(&record.name).ok()?, record.source.clone()));
         self.devices().resources.remember_owners(names.iter().filter_map(of), Instant::now());
     }
 

@@ -173,7 +173,8 @@ impl Resources {
 
     fn add(&mut self, resource: &ExtendedResource, offer: Offer) {
         self.removed.remove(resource);
-        let is_owner = self.owners.get(resource).is_none_or(|owner| offer.source.owner().as_ref() == Some(owner));
+        let is_owner =
+            self.owners.get(resource).is_none_or(|owner| offer.source.owner().as_ref() == Some(owner));
         let offers = self.offers.entry(resource.clone()).or_default();
         let is_remembered = offers.first().is_some_and(|first| first.source == ResourceSource::Remembered);
         match is_remembered && is_owner {
@@ -190,7 +191,8 @@ impl Resources {
         now: Instant,
     ) {
         for (name, owner) in owners {
-            let offer = || Offer { left: Some(now), ..Offer::new(ResourceSource::Remembered, Listed::default()) };
+            let offer =
+                || Offer { left: Some(now), ..Offer::new(ResourceSource::Remembered, Listed::default()) };
             self.offers.entry(name.clone()).or_insert_with(|| vec![offer()]);
             self.owners.insert(name, owner);
         }
@@ -198,7 +200,8 @@ impl Resources {
 
     /// Returns the resources whose source is another than in the checkpoint; `None`: there is none any more.
     pub(super) fn new_owners(&self) -> Vec<(ExtendedResource, Option<NameSource>)> {
-        let of = |(name, offer): (&ExtendedResource, &Offer)| Some((name.clone(), Some(offer.source.owner()?)));
+        let of =
+            |(name, offer): (&ExtendedResource, &Offer)| Some((name.clone(), Some(offer.source.owner()?)));
         let new = self.iter().filter_map(of).filter(|(name, owner)| self.owners.get(name) != owner.as_ref());
         let gone = self.owners.keys().filter(|name| !self.offers.contains_key(*name));
         new.chain(gone.map(|name| (name.clone(), None))).collect()
