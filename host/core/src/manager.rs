@@ -236,6 +236,7 @@ impl Manager {
         self.spawn("driver-changes", |manager| async move { manager.follow_drivers().await });
         self.spawn("device-pools", |manager| async move { manager.follow_pools().await });
         self.spawn("device-grace", |manager| async move { manager.end_grace().await });
+        self.spawn("device-owners", |manager| async move { manager.keep_owners().await });
         self.spawn("device-changes", |manager| async move { manager.report_changes().await });
     }
 

@@ -52,7 +52,7 @@ use nodedock_core::registry::Registry;
 use nodedock_core::registry::names::{self, NameStore};
 use nodedock_core::sysfs::SysfsTree;
 use nodedock_kube::client::KubeClient;
-use nodedock_model::{PodAllocation, PoolNames, Problem, ProblemCode, limit};
+use nodedock_model::{NameRecord, PodAllocation, PoolNames, Problem, ProblemCode, limit};
 use nodedock_native::endpoints::Endpoints;
 use nodedock_native::grpc::PluginTimes;
 use nodedock_native::plugins::Plugins;
@@ -175,6 +175,8 @@ struct Built {
     checkpoint: Checkpoint,
     claims: Arc<SharedClaimTable>,
     allocations: Vec<PodAllocation>,
+    /// Of drivers and extended resources.
+    names: Vec<NameRecord>,
     adapters: Adapters,
     adapter_files: AdapterFiles,
     values: Arc<RecordedValues>,
@@ -304,7 +306,8 @@ impl Built {
             let records: Vec<_> = claims.lock().claims().cloned().collect();
             let known = names::evidence(records.iter().map(AsRef::as_ref), &previous_versions.sources());
             let (checkpoint, claims) = (opened.checkpoint.clone(), claims.clone());
-            registry.with_names(NameStore { checkpoint, claims }, opened.dump.names, unreadable_names, known)
+            let records = opened.dump.names.clone();
+            registry.with_names(NameStore { checkpoint, claims }, records, unreadable_names, known)
         };
         let local = match &config.local_api {
             Some(local) => {
@@ -328,6 +331,7 @@ impl Built {
             tasks: tasks.drivers.clone(),
         };
         let (checkpoint, allocations) = (opened.checkpoint, opened.dump.allocations);
+        let names = opened.dump.names;
         let (adapters, adapter_files) = adapters::load(&config, &wasm, &allocations, &claims)?;
         Ok(Self {
             adapters,
@@ -340,6 +344,7 @@ impl Built {
             checkpoint,
             claims,
             allocations,
+            names,
             values,
             wasm,
             client,
@@ -383,6 +388,7 @@ impl Built {
         });
         let (sender, events) = mpsc::channel(FILE_EVENTS_WAITING_MAX);
         intake.spawn("cdi-directory", cdi_watch::watch(paths.cdi.clone(), intake.clone(), sender));
+        manager.remember_owners(&self.names);
         manager.start(events);
         let at_start =
             Arc::new(AtStart::look(&paths.drivers, &config.driver_images, &paths.plugins_registry));

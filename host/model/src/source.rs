@@ -17,7 +17,8 @@ pub enum SourceKind {
     File,
     /// A driver image, by its name in the config.
     Image,
-    /// Native plugins, by the user ID of the process that owns their socket: the instances of one plugin have one user.
+    /// Native plugins, by the user ID of the process that owns their socket: the instances of one plugin have one user. Of an extended
+    /// resource: a device plugin, without a name.
     Plugin,
     /// The adapter of a device plugin, by its extended resource.
     Adapter,
@@ -61,6 +62,7 @@ impl fmt::Display for NameSource {
         match self.kind {
             SourceKind::File => write!(f, "the driver file {name}.wasm"),
             SourceKind::Image => write!(f, "the driver image {name}"),
+            SourceKind::Plugin if name.is_empty() => f.write_str("a device plugin"),
             SourceKind::Plugin => write!(f, "native plugins of the user {name}"),
             SourceKind::Adapter => write!(f, "the adapter of {name}"),
             SourceKind::Pools => write!(f, "the pools of the driver {name}"),

@@ -225,7 +225,7 @@ async fn a_native_plugin_and_a_file_keep_their_names_from_each_other() {
     let socket = squatting.registration_socket().display().to_string();
     daemon.until_failed(&socket, &["belongs to the driver file mock-gpu.wasm"]).await;
     assert_eq!(squatting.connections(), 0, "its service is not called");
-    drop(squatting);
+    squatting.unregister().unwrap();
     daemon.until_gone(&socket).await;
 
     daemon.take_out(MOCK_GPU_FILE);

@@ -55,7 +55,9 @@ use tokio::time::Instant;
 use crate::adapters::Adapters;
 use crate::driver::DeviceDriver;
 use crate::manager::Manager;
-use nodedock_model::{ExtendedResource, PluginDevice, PodAllocation, PodRequest, Problem, ProblemCode, Uid};
+use nodedock_model::{
+    ExtendedResource, NameRecord, PluginDevice, PodAllocation, PodRequest, Problem, ProblemCode, Uid,
+};
 
 pub use affinity::{closest, parse_nodes};
 pub(crate) use check::paths_exist;
@@ -103,6 +105,13 @@ pub(super) fn interrupted(request: &PodRequest) -> Vec<ResourceOutcome> {
 impl Manager {
     pub(crate) fn devices(&self) -> MutexGuard<'_, DeviceState> {
         self.devices.lock()
+    }
+
+    /// Takes the sources that extended resources had before the start, among the names of the checkpoint.
+    pub fn remember_owners(&self, names: &[NameRecord]) {
+        let of =
+            |record: &NameRecord| Some((ExtendedResource::new(&record.name).ok()?, record.source.clone()));
+        self.devices().resources.remember_owners(names.iter().filter_map(of), Instant::now());
     }
 
     /// The devices of a pod. Until its request is answered, entries may be there that are not durable or not complete yet.

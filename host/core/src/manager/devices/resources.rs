@@ -1,6 +1,6 @@
 //! The resources of the node, their sources and their devices. Pure.
 //!
-//! A resource has one source, the first of its name; others wait behind it. A source that is gone stays for a grace period, with no healthy
+//! A resource has one source, the first of its name, also after a restart; others wait behind it. A source that is gone stays for a grace period, with no healthy
 //! device, so that a restarted plugin loses nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::ResourceSource;
 use crate::driver::DeviceDriver;
-use nodedock_model::{DriverName, ExtendedResource, PluginDevice, limit};
+use nodedock_model::{DriverName, ExtendedResource, NameSource, PluginDevice, SourceKind, limit};
 
 /// The devices of a resource, by id.
 pub(super) type Listed = Arc<BTreeMap<String, PluginDevice>>;
@@ -45,6 +45,17 @@ impl fmt::Display for ResourceSource {
             Self::Plugin(path) => write!(f, "the device plugin {}", path.display()),
             Self::Pools(driver) => write!(f, "pools of the driver {driver}"),
             Self::Remembered => f.write_str("the checkpoint"),
+        }
+    }
+}
+
+impl ResourceSource {
+    /// The source as the checkpoint has it: device plugins come with other sockets after a restart.
+    fn owner(&self) -> Option<NameSource> {
+        match self {
+            Self::Plugin(_) => Some(NameSource { kind: SourceKind::Plugin, name: String::new() }),
+            Self::Pools(driver) => Some(NameSource { kind: SourceKind::Pools, name: driver.to_string() }),
+            Self::Remembered => None,
         }
     }
 }
@@ -107,6 +118,8 @@ pub(super) type PoolOffers = BTreeMap<(ExtendedResource, DriverName), Listed>;
 #[derive(Default)]
 pub(super) struct Resources {
     offers: BTreeMap<ExtendedResource, Vec<Offer>>,
+    /// The source of each resource as the checkpoint has it.
+    owners: BTreeMap<ExtendedResource, NameSource>,
     removed: BTreeSet<ExtendedResource>,
     generations: u64,
     /// Whether pools beyond the bound were logged.
@@ -160,9 +173,48 @@ impl Resources {
 
     fn add(&mut self, resource: &ExtendedResource, offer: Offer) {
         self.removed.remove(resource);
+        let is_owner =
+            self.owners.get(resource).is_none_or(|owner| offer.source.owner().as_ref() == Some(owner));
         let offers = self.offers.entry(resource.clone()).or_default();
-        offers.retain(|offer| offer.source != ResourceSource::Remembered);
-        offers.push(offer);
+        let is_remembered = offers.first().is_some_and(|first| first.source == ResourceSource::Remembered);
+        match is_remembered && is_owner {
+            true => offers[0] = offer,
+            // The source that had the name before the start may come yet.
+            false => offers.push(offer),
+        }
+    }
+
+    /// Takes the sources that resources had before the start. Each keeps its name for the grace period.
+    pub(super) fn remember_owners(
+        &mut self,
+        owners: impl IntoIterator<Item = (ExtendedResource, NameSource)>,
+        now: Instant,
+    ) {
+        for (name, owner) in owners {
+            let offer =
+                || Offer { left: Some(now), ..Offer::new(ResourceSource::Remembered, Listed::default()) };
+            self.offers.entry(name.clone()).or_insert_with(|| vec![offer()]);
+            self.owners.insert(name, owner);
+        }
+    }
+
+    /// Returns the resources whose source is another than in the checkpoint; `None`: there is none any more.
+    pub(super) fn new_owners(&self) -> Vec<(ExtendedResource, Option<NameSource>)> {
+        let of =
+            |(name, offer): (&ExtendedResource, &Offer)| Some((name.clone(), Some(offer.source.owner()?)));
+        let new = self.iter().filter_map(of).filter(|(name, owner)| self.owners.get(name) != owner.as_ref());
+        let gone = self.owners.keys().filter(|name| !self.offers.contains_key(*name));
+        new.chain(gone.map(|name| (name.clone(), None))).collect()
+    }
+
+    /// Notes what the checkpoint has now.
+    pub(super) fn set_owners(&mut self, stored: Vec<(ExtendedResource, Option<NameSource>)>) {
+        for (name, owner) in stored {
+            match owner {
+                Some(owner) => drop(self.owners.insert(name, owner)),
+                None => drop(self.owners.remove(&name)),
+            }
+        }
     }
 
     /// Sets a plugin's list. Returns whether anything changed; `None`: the registration was replaced.
@@ -234,6 +286,11 @@ impl Resources {
         left.min().map(|left| left + grace)
     }
 
+    fn keeper(&self, resource: &ExtendedResource, first: &Offer) -> String {
+        let before = self.owners.get(resource).filter(|_| first.source == ResourceSource::Remembered);
+        before.map_or_else(|| first.source.to_string(), NameSource::to_string)
+    }
+
     /// Sources that wait behind another.
     pub(super) fn contenders(&self) -> Vec<Contender> {
         let mut found = Vec::new();
@@ -242,7 +299,7 @@ impl Resources {
             found.extend(rest.iter().map(|offer| Contender {
                 resource: resource.clone(),
                 waits: offer.source.to_string(),
-                keeps: first.source.to_string(),
+                keeps: self.keeper(resource, first),
             }));
         }
         found
@@ -330,6 +387,43 @@ mod tests {
             resources.set_pools(named(round), now);
         }
         assert_eq!((resources.iter().count(), resources.removed().count()), (RESOURCES_MAX, RESOURCES_MAX));
+    }
+
+    /// After a restart the driver that was loaded first had the name.
+    #[test]
+    fn a_resource_stays_with_its_source_over_a_restart() {
+        let now = Instant::now();
+        let mut before = Resources::default();
+        before.set_pools(pools(&["b"]), now);
+        before.set_pools(pools(&["a", "b"]), now);
+        let owners = before.new_owners();
+        assert_eq!(owners.len(), 1);
+        before.set_owners(owners.clone());
+        assert!(before.new_owners().is_empty());
+
+        let start = || {
+            let mut resources = Resources::default();
+            let known = owners.iter().filter_map(|(name, owner)| Some((name.clone(), owner.clone()?)));
+            resources.remember_owners(known, now);
+            resources
+        };
+        let mut resources = start();
+        resources.set_pools(pools(&["a"]), now);
+        assert_eq!(source(&resources), Some((ResourceSource::Remembered, false)));
+        let keeps: Vec<_> = resources.contenders().into_iter().map(|contender| contender.keeps).collect();
+        assert_eq!(keeps, ["the pools of the driver b.example.com"]);
+        assert!(resources.new_owners().is_empty());
+        resources.set_pools(pools(&["a", "b"]), now);
+        assert_eq!(source(&resources), Some((ResourceSource::Pools(driver("b")), true)));
+
+        let mut gone = start();
+        gone.set_pools(pools(&["a"]), now);
+        gone.expire(now + GRACE, GRACE);
+        assert_eq!(source(&gone), Some((ResourceSource::Pools(driver("a")), true)));
+        assert_eq!(gone.new_owners().len(), 1);
+        gone.set_pools(pools(&[]), now);
+        gone.expire(now + GRACE, GRACE);
+        assert_eq!(gone.new_owners(), [(resource("gpu"), None)]);
     }
 
     #[test]

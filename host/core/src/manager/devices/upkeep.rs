@@ -10,12 +10,19 @@ use tokio::time::{Instant, sleep_until};
 
 use super::pools;
 use super::resources::Contender;
+use crate::checkpoint::Change;
 use crate::driver::Published;
 use crate::manager::Manager;
-use nodedock_model::{ChangedKind, DriverName, ExtendedResource, Problem, ProblemCode, limit};
+use nodedock_base::clock::now_ms;
+use nodedock_model::{
+    ChangedKind, DriverName, ExtendedResource, NameRecord, NameSource, Problem, ProblemCode, limit,
+};
 
 /// Interval between two reports of changed resources: health may flap a thousand times per second.
 const DEVICE_CHANGES_PERIOD: Duration = Duration::from_secs(1);
+
+/// Between two tries to store the sources of resources.
+const OWNERS_RETRY: Duration = Duration::from_secs(5);
 
 type Followed = Vec<(DriverName, watch::Receiver<Arc<Published>>)>;
 
@@ -30,6 +37,41 @@ impl Manager {
         self.set_contender_conditions(&contenders);
         self.devices_changed.send_modify(|count| *count += 1);
         self.changes_unreported.notify_one();
+    }
+
+    /// Keeps the sources of resources in the checkpoint, so that they have their names after a restart.
+    pub(crate) async fn keep_owners(&self) {
+        let mut changes = self.device_changes();
+        loop {
+            changes.mark_unchanged();
+            let retry = self.store_owners().await.err().map(|problem| {
+                tracing::warn!(%problem, "the sources of extended resources are not stored yet");
+                Instant::now() + OWNERS_RETRY
+            });
+            tokio::select! {
+                // What is not stored is found again after the next start.
+                () = self.tasks.stopped() => return,
+                changed = changes.changed(), if retry.is_none() => if changed.is_err() { return },
+                () = sleep_until(retry.unwrap_or_else(Instant::now)), if retry.is_some() => {}
+            }
+        }
+    }
+
+    async fn store_owners(&self) -> Result<(), Problem> {
+        let new = self.devices().resources.new_owners();
+        let change = |(name, owner): &(ExtendedResource, Option<NameSource>)| match owner {
+            Some(owner) => {
+                Change::PutName(Arc::new(NameRecord::new(name.as_str(), owner.clone(), now_ms(), None)))
+            }
+            None => Change::DeleteName(NameRecord::key(name.as_str())),
+        };
+        if new.is_empty() {
+            return Ok(());
+        }
+        let changes = new.iter().map(change).collect();
+        self.checkpoint.commit(changes).await.map_err(|error| error.problem())?;
+        self.devices().resources.set_owners(new);
+        Ok(())
     }
 
     fn set_contender_conditions(&self, contenders: &[Contender]) {
