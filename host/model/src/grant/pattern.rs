@@ -18,7 +18,7 @@ pub enum PatternError {
     Empty,
     #[error("it has {0} bytes, at most {GRANT_ENTRY_BYTES_MAX} are allowed")]
     TooLong(usize),
-    #[error("it contains a control character or a backslash")]
+    #[error("it contains a control character, one that is not seen, or a backslash")]
     Character,
     #[error("`.`, `..` and empty segments are not allowed")]
     Segment,
