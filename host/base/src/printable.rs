@@ -1,7 +1,8 @@
 //! Makes external text safe for a line of output.
 
-/// Returns the text without characters that could begin an escape sequence of a terminal, fake a line or change the order of letters,
-/// truncated to a number of bytes.
+pub use nodedock_model::rule::is_unprintable;
+
+/// Returns the text with spaces for unprintable characters, truncated to a number of bytes.
 pub fn printable(text: &str, bytes_max: usize) -> String {
     let mut clean = String::new();
     push(&mut clean, text, bytes_max);
@@ -17,11 +18,6 @@ pub fn push(line: &mut String, text: &str, bytes_max: usize) {
         }
         line.push(c);
     }
-}
-
-/// Returns whether a character begins an escape sequence of a terminal, fakes a line, or changes the order of the following text.
-pub fn is_unprintable(c: char) -> bool {
-    c.is_control() || matches!(c, '\u{2028}' | '\u{2029}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Truncates to a number of bytes at a character boundary.
@@ -46,7 +42,7 @@ mod tests {
 
     #[test]
     fn what_is_not_fit_for_a_line_becomes_a_space_and_what_is_too_much_is_left_out() {
-        assert_eq!(printable("a\r\nb\u{1b}[31m\0\u{202e}\u{2066}c", 64), "a  b [31m   c");
+        assert_eq!(printable("a\r\nb\u{1b}[31m\0\u{202e}\u{200b}c", 64), "a  b [31m   c");
         assert_eq!(printable("ééé", 5), "éé");
         let mut line = "x=".to_owned();
         push(&mut line, "1234", 4);

@@ -18,6 +18,9 @@ use serde_json::value::RawValue;
 pub use ring::Segment;
 pub use store::{Recorded, Recorder, Recordings, RecordingsError, TemporaryRecording};
 
+/// Bytes of the largest ring that a config may set.
+pub const RING_BYTES_MAX: u64 = 64 << 20;
+
 /// JSON text that is written as it is.
 pub type Raw = Box<RawValue>;
 

@@ -24,6 +24,7 @@ use crate::sysfs::simulation::Simulation;
 use nodedock_base::beneath;
 use nodedock_model::grant::pattern::{self, PatternSet};
 use nodedock_model::limit::PATH_BYTES_MAX;
+use nodedock_model::rule::is_unprintable;
 use nodedock_model::{Problem, ProblemCode, ProblemKind};
 
 /// Bytes of one read: sysfs files have at most a page, `config` spaces 4 KiB; binary attributes may be larger.
@@ -91,7 +92,7 @@ pub struct SysfsRoot {
 /// A plain path relative to `/sys`.
 pub fn check_path(path: &str) -> Result<(), Problem> {
     let plain = path.split('/').all(|segment| !matches!(segment, "" | "." | ".."));
-    if plain && path.len() <= PATH_BYTES_MAX && !path.contains(char::is_control) {
+    if plain && path.len() <= PATH_BYTES_MAX && !path.contains(is_unprintable) {
         return Ok(());
     }
     Err(Problem::invalid(ProblemCode::BadPath, format!("{} is no plain path relative to /sys", shown(path))))

@@ -22,7 +22,6 @@ mod replay;
 mod run_with;
 mod simulate;
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -34,6 +33,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tonic::Status;
 
 use crate::app;
+use crate::cli::output::print_error;
 use crate::config::{Config, ConfigFile, Flags, Paths};
 use crate::supervise;
 use crate::telemetry::{self, LogFormat};
@@ -199,11 +199,9 @@ fn fail(error: anyhow::Error, location: &Location) -> ExitCode {
         Some(CliError::Unreachable { .. }) => (3, Some("is `nodedock run` running, with the same --root?")),
         None => (1, None),
     };
-    // With standard error closed there is no reader.
-    let mut stderr = std::io::stderr().lock();
-    let _ = writeln!(stderr, "error: {}", chain(error.as_ref()));
+    print_error(&format!("error: {}", chain(error.as_ref())));
     if let Some(hint) = hint {
-        let _ = writeln!(stderr, "hint: {hint}");
+        print_error(&format!("hint: {hint}"));
     }
     ExitCode::from(code)
 }

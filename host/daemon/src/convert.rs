@@ -6,6 +6,7 @@ use std::str::FromStr;
 use nodedock_proto::node::v1;
 
 use nodedock_base::conditions::Condition;
+use nodedock_base::printable::is_unprintable;
 use nodedock_core::manager::claims::{ClaimOutcome, PodSelector};
 use nodedock_core::manager::{ContainerAnswer, PodOutcome, PodView};
 use nodedock_core::registry::{DriverView, NativeView, TrustView};
@@ -63,9 +64,9 @@ fn not_empty(text: &str) -> Option<String> {
     Some(text.to_owned()).filter(|text| !text.is_empty())
 }
 
-/// The start of a text for an error, without control characters.
+/// The start of a text for an error, without unprintable characters.
 fn shown(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control()).take(SHOWN_CHARS_MAX).collect()
+    text.chars().filter(|c| !is_unprintable(*c)).take(SHOWN_CHARS_MAX).collect()
 }
 
 fn object(field: &str, object: Option<&v1::ObjectRef>) -> Result<ObjectRef, Problem> {

@@ -15,6 +15,7 @@ use sha2::{Digest, Sha256};
 
 use super::grant::pattern::{PatternError, PatternSet};
 use super::grant::{Shape, globs, whole_value};
+use super::rule::is_unprintable;
 use super::side_file::{self, SideFileError, expect};
 use super::{
     AttributeValue, Device, DeviceName, DriverName, ExtendedResource, NameError, PluginDevice, PoolName,
@@ -264,7 +265,7 @@ impl ValueType {
 }
 
 fn is_identity(text: &str) -> bool {
-    !text.is_empty() && text.len() <= limit::IDENTITY_BYTES_MAX && !text.contains(char::is_control)
+    !text.is_empty() && text.len() <= limit::IDENTITY_BYTES_MAX && !text.contains(is_unprintable)
 }
 
 impl AdapterFile {

@@ -31,6 +31,7 @@ pub use stats::Rpcs;
 pub use tap::Tap;
 
 use nodedock_model::limit::PROBLEM_MESSAGE_BYTES_MAX;
+use nodedock_model::rule::is_unprintable;
 use std::time::Duration;
 
 /// A kubelet's deadline for the steps of a registration.
@@ -40,7 +41,7 @@ const PLUGIN_NOTIFY: Duration = Duration::from_secs(5);
 
 /// Converts a plugin's text to one bounded line for a log, an event or a terminal.
 fn clean(text: &str) -> String {
-    cut(text, PROBLEM_MESSAGE_BYTES_MAX).replace(char::is_control, " ")
+    cut(text, PROBLEM_MESSAGE_BYTES_MAX).replace(is_unprintable, " ")
 }
 
 /// Truncates to at most `max` bytes, with dots at the end.

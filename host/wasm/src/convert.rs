@@ -81,11 +81,14 @@ fn name<T, E: std::fmt::Display>(parsed: Result<T, E>) -> Checked<T> {
     parsed.map_err(|error| Refusal::new(error.to_string()))
 }
 
-/// Text for one line: bounded, without control characters.
+/// Text for one line: bounded, of printable characters.
 fn line(what: &str, text: String, max: usize) -> Checked<String> {
     bytes_within(what, &text, max)?;
     if text.contains(is_unprintable) {
-        return refuse(format!("{what} {} contains a control character", shown(&text)));
+        return refuse(format!(
+            "{what} {} contains a control character, or one that is not seen",
+            shown(&text)
+        ));
     }
     Ok(text)
 }

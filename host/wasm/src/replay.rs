@@ -4,6 +4,7 @@
 //! Each call runs in a fresh instance, as on the node, so that calls are independent. Time limits are the highest that a grant can set: the
 //! machine may be slower. A call that time ended on the node is not compared.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,16 +21,18 @@ use super::sandbox::{GuestCall, Sandbox, Scope};
 use super::stats::Operation;
 use super::tap::{ReplayEnd, Tap};
 use super::{CallFailure, DriverFile, LoadError, WasmDriver, WasmHost};
-use nodedock_base::printable::{cut, printable};
+use nodedock_base::printable::printable;
 use nodedock_core::driver::Call;
-use nodedock_core::recording::file::Recording;
-use nodedock_core::recording::{Answer, HostCall, Kind, Line, RecordedCall, Revision};
+use nodedock_core::recording::file::{ReadError, Reader};
+use nodedock_core::recording::{Answer, Kind, Line, Raw, RecordedCall, Revision, raw};
 use nodedock_model::SideFileError;
 use nodedock_model::grant::Grant;
 use nodedock_model::limit;
 
 /// Bytes of a value in a difference.
-const SHOWN_BYTES: usize = 400;
+pub(super) const SHOWN_BYTES: usize = 400;
+/// Drivers that are loaded at the same time: a ring has as many revisions, unless its segments are short.
+const DRIVERS_MAX: usize = 8;
 
 /// The result of a replay: everything up to the first difference.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,6 +77,8 @@ impl fmt::Display for Difference {
 /// Why a recording cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
+    #[error(transparent)]
+    Read(#[from] ReadError),
     #[error("it is of the native plugin {0}, which cannot be replayed without its process: --print shows it")]
     Native(String),
     #[error(
@@ -97,29 +102,35 @@ pub enum ReplayError {
     Arguments { call: usize, operation: String, why: String },
 }
 
-/// Replays a recording with the driver in it, or with another file of the same driver, until the first difference.
+/// Replays a recording with the driver in it, or with another file of the same driver, until the first difference. Checks first that the
+/// recording is whole. Holds one of its lines at a time.
 pub async fn replay(
     host: &WasmHost,
-    recording: &Recording,
+    recording: &[u8],
     other: Option<Bytes>,
 ) -> Result<Replayed, ReplayError> {
+    let mut whole = Reader::new(recording)?;
+    while whole.next_line()?.is_some() {}
     let mut replayed = Replayed { calls: 0, skipped: 0, lost: 0, difference: None };
-    let mut drivers: Vec<(&Revision, ReplayedDriver)> = Vec::new();
+    // The one that was loaded last is the first.
+    let mut drivers: VecDeque<(Arc<Revision>, ReplayedDriver)> = VecDeque::new();
     let (mut revision, mut number) = (None, 0);
-    for line in &recording.lines {
+    let mut lines = Reader::new(recording)?;
+    while let Some(line) = lines.next_line()? {
         match line {
-            Line::Revision(next) => revision = Some(next),
-            Line::Lost(lost) => replayed.lost += lost,
+            Line::Revision(next) => revision = Some(Arc::new(next)),
+            Line::Lost(lost) => replayed.lost = replayed.lost.saturating_add(lost),
             Line::File(_) | Line::End(_) => {}
             Line::Call(call) => {
                 number += 1;
-                let revision = revision.ok_or(ReplayError::NoRevision { call: number })?;
-                let driver = match drivers.iter().position(|(known, _)| *known == revision) {
-                    Some(index) => &drivers[index].1,
+                let revision = revision.as_ref().ok_or(ReplayError::NoRevision { call: number })?;
+                let index = match drivers.iter().position(|(known, _)| known == revision) {
+                    Some(index) => index,
                     None => {
+                        drivers.truncate(DRIVERS_MAX - 1);
                         let driver = ReplayedDriver::load(host, recording, revision, other.clone()).await?;
-                        drivers.push((revision, driver));
-                        &drivers[drivers.len() - 1].1
+                        drivers.push_front((Arc::clone(revision), driver));
+                        0
                     }
                 };
                 if matches!(&call.answer, Answer::Failed(failure) if failure.by_time) {
@@ -127,7 +138,7 @@ pub async fn replay(
                     continue;
                 }
                 replayed.calls += 1;
-                replayed.difference = driver.replay(number, call).await?;
+                replayed.difference = drivers[index].1.replay(number, call).await?;
                 if replayed.difference.is_some() {
                     break;
                 }
@@ -154,7 +165,7 @@ struct ReplayedDriver {
 impl ReplayedDriver {
     async fn load(
         host: &WasmHost,
-        recording: &Recording,
+        recording: &[u8],
         revision: &Revision,
         other: Option<Bytes>,
     ) -> Result<Self, ReplayError> {
@@ -183,22 +194,26 @@ impl ReplayedDriver {
         Ok(Self { sandbox: patient(driver), config, is_same })
     }
 
-    async fn replay(&self, number: usize, call: &RecordedCall) -> Result<Option<Difference>, ReplayError> {
-        let mut request: GuestRequest = serde_json::from_value(call.arguments.clone()).map_err(|error| {
+    async fn replay(
+        &self,
+        number: usize,
+        call: RecordedCall<Raw>,
+    ) -> Result<Option<Difference>, ReplayError> {
+        let mut request: GuestRequest = serde_json::from_str(call.arguments.get()).map_err(|error| {
             let operation = shown_text(&call.operation);
             ReplayError::Arguments { call: number, operation, why: error.to_string() }
         })?;
         request.context_mut().config.clone_from(&self.config);
-        let tap = Tap::replaying(&call.host);
-        let answer = match self.run(call, request, &tap).await {
+        let tap = Tap::replaying(call.host);
+        let answer = match self.run(&call.request, request, &tap).await {
             Ok(answer) => Answer::Returned(answer),
             Err(failure) => Answer::Failed(to_failure(&failure)),
         };
         let found = match tap.replay_end() {
             Some(ReplayEnd::AsRecorded) => None,
             Some(ReplayEnd::Differs { index, expected, got }) => {
-                let got = got.map_or_else(|| shown_answer(&answer), |got| shown_call(&got));
-                let expected = expected.map_or_else(|| shown_answer(&call.answer), |call| shown_call(&call));
+                let got = got.unwrap_or_else(|| shown_answer(&answer));
+                let expected = expected.unwrap_or_else(|| shown_answer(&call.answer));
                 Some((Some(index + 1), String::new(), expected, got))
             }
             None => self
@@ -216,9 +231,9 @@ impl ReplayedDriver {
         }))
     }
 
-    async fn run(&self, call: &RecordedCall, request: GuestRequest, tap: &Tap) -> Result<Value, CallFailure> {
+    async fn run(&self, id: &str, request: GuestRequest, tap: &Tap) -> Result<Raw, CallFailure> {
         let operation = request.operation();
-        let call = Call { request_id: call.request.as_str().into(), deadline: limit::CALL_WALL_MAX };
+        let call = Call { request_id: id.into(), deadline: limit::CALL_WALL_MAX };
         match request {
             GuestRequest::Discover { context, trigger } => {
                 self.call(&call, operation, tap, calls::discover(context, trigger)).await
@@ -242,17 +257,20 @@ impl ReplayedDriver {
         operation: Operation,
         tap: &Tap,
         guest: impl GuestCall<R>,
-    ) -> Result<Value, CallFailure> {
+    ) -> Result<Raw, CallFailure> {
         let tap = Some(tap.clone());
         let answer = self.sandbox.call_admitted(Instant::now(), call, operation, None, tap, guest).await?;
-        Ok(serde_json::to_value(answer).unwrap_or_default())
+        Ok(raw(&answer))
     }
 
     /// Place, expected and got.
-    fn difference(&self, expected: &Answer, got: &Answer) -> Option<(String, String, String)> {
+    fn difference(&self, expected: &Answer<Raw>, got: &Answer<Raw>) -> Option<(String, String, String)> {
         match (expected, got) {
+            (Answer::Returned(expected), Answer::Returned(got)) if expected.get() == got.get() => None,
             (Answer::Returned(expected), Answer::Returned(got)) => {
-                let (place, expected, got) = first_difference(String::new(), expected, got)?;
+                let value = |raw: &Raw| serde_json::from_str::<Value>(raw.get()).unwrap_or_default();
+                let (expected, got) = (value(expected), value(got));
+                let (place, expected, got) = first_difference(String::new(), &expected, &got)?;
                 Some((place, shown(expected), shown(got)))
             }
             // Where a trap was depends on the build.
@@ -274,13 +292,17 @@ fn patient(driver: WasmDriver) -> Sandbox {
     Sandbox { scope: Arc::new(scope), ..sandbox }
 }
 
-fn recorded_file(recording: &Recording, digest: &str) -> Result<Bytes, ReplayError> {
-    let file = recording.lines.iter().find_map(|line| match line {
-        Line::File(file) if file.digest == digest => Some(file),
-        _ => None,
-    });
-    let file = file.ok_or_else(|| ReplayError::NoFile(shown_text(digest)))?;
-    let bytes = STANDARD.decode(&file.base64).unwrap_or_default();
+/// Passes through the recording to the file: no more than one driver's file is in memory.
+fn recorded_file(recording: &[u8], digest: &str) -> Result<Bytes, ReplayError> {
+    let mut lines = Reader::new(recording)?;
+    let base64 = loop {
+        match lines.next_line()? {
+            Some(Line::File(file)) if file.digest == digest => break file.base64,
+            Some(_) => {}
+            None => return Err(ReplayError::NoFile(shown_text(digest))),
+        }
+    };
+    let bytes = STANDARD.decode(base64).unwrap_or_default();
     let file = DriverFile { name: String::new(), bytes: bytes.into() };
     if file.digest() == digest { Ok(file.bytes) } else { Err(ReplayError::File(shown_text(digest))) }
 }
@@ -311,17 +333,13 @@ fn shown(value: &Value) -> String {
     shown_text(&value.to_string())
 }
 
-fn shown_text(text: &str) -> String {
+pub(super) fn shown_text(text: &str) -> String {
     printable(text, SHOWN_BYTES)
 }
 
-fn shown_call(call: &HostCall) -> String {
-    cut(&format!("{} {}", shown_text(&call.function), shown(&call.arguments)), SHOWN_BYTES)
-}
-
-fn shown_answer(answer: &Answer) -> String {
+fn shown_answer(answer: &Answer<Raw>) -> String {
     match answer {
-        Answer::Returned(value) => format!("the answer {}", shown(value)),
+        Answer::Returned(value) => format!("the answer {}", shown_text(value.get())),
         Answer::Failed(failure) => {
             format!("a failure, {}: {}", shown_text(&failure.code), shown_text(&failure.message))
         }

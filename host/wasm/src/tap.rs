@@ -13,6 +13,7 @@ use rand_core::TryRng;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use serde_json::value::RawValue;
 use wasmtime::component::HasData;
 use wasmtime_wasi::clocks::{MonotonicClock, WallClock};
 use wasmtime_wasi::{HostMonotonicClock, HostWallClock, Rng, WasiCtxBuilder, thread_rng};
@@ -22,7 +23,9 @@ use super::bindings::nodedock::driver::{
     prepared_claims, progress, sysfs, sysfs_write,
 };
 use super::bindings::types;
+use super::replay::{SHOWN_BYTES, shown_text};
 use super::sandbox::State;
+use nodedock_base::printable::cut;
 use nodedock_core::recording::{Answer, Failure, HostCall, Raw, raw};
 use nodedock_model::{Problem, ProblemCode};
 
@@ -45,18 +48,18 @@ struct Recorded {
 }
 
 struct Replayed {
-    expected: VecDeque<HostCall>,
+    expected: VecDeque<HostCall<Raw>>,
     done: usize,
     end: Option<ReplayEnd>,
 }
 
-/// Why a replayed call does not continue.
+/// Why a replayed call does not continue. Calls are as they are shown.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum ReplayEnd {
     /// The host ended the recorded call here.
     AsRecorded,
     /// The driver calls something else.
-    Differs { index: usize, expected: Option<Box<HostCall>>, got: Option<Box<HostCall>> },
+    Differs { index: usize, expected: Option<String>, got: Option<String> },
 }
 
 /// What a function of the host does.
@@ -64,7 +67,7 @@ enum Next {
     /// Its work.
     Run(Raw),
     /// Returns this.
-    Return(Value),
+    Return(Raw),
     /// Ends the call.
     Stop,
 }
@@ -74,8 +77,8 @@ impl Tap {
         Self::new(Mode::Recording(Recorded { calls: Vec::new(), bytes: 0, bytes_max }))
     }
 
-    pub(super) fn replaying(calls: &[HostCall]) -> Self {
-        let expected = calls.iter().filter(|call| call.function != LOG).cloned().collect();
+    pub(super) fn replaying(calls: Vec<HostCall<Raw>>) -> Self {
+        let expected = calls.into_iter().filter(|call| call.function != LOG).collect();
         Self::new(Mode::Replaying(Replayed { expected, done: 0, end: None }))
     }
 
@@ -100,7 +103,8 @@ impl Tap {
             Mode::Recording(_) => None,
             Mode::Replaying(replayed) => replayed.end.clone().or_else(|| {
                 let expected = replayed.expected.pop_front()?;
-                Some(ReplayEnd::Differs { index: replayed.done, expected: Some(expected.into()), got: None })
+                let expected = Some(shown_call(&expected.function, &expected.arguments));
+                Some(ReplayEnd::Differs { index: replayed.done, expected, got: None })
             }),
         }
     }
@@ -133,19 +137,14 @@ impl Tap {
     }
 
     /// Reads the recorded answer of a function. None: it is no answer of this function.
-    fn parsed<R: DeserializeOwned>(&self, function: &'static str, answer: Value) -> Option<R> {
-        let parsed = serde_json::from_value(answer.clone());
+    fn parsed<R: DeserializeOwned>(&self, function: &'static str, answer: &Raw) -> Option<R> {
+        let parsed = serde_json::from_str(answer.get());
         if parsed.is_err()
             && let Mode::Replaying(replayed) = &mut *self.0.lock()
         {
-            let expected = HostCall {
-                function: function.into(),
-                arguments: Value::Null,
-                answer: Answer::Returned(answer),
-            };
             replayed.end = Some(ReplayEnd::Differs {
                 index: replayed.done.saturating_sub(1),
-                expected: Some(expected.into()),
+                expected: Some(shown_call(function, &RawValue::NULL.to_owned())),
                 got: None,
             });
         }
@@ -166,7 +165,7 @@ impl Tap {
                 self.answered(function, arguments, Answer::Returned(raw(&value)));
                 value
             }
-            Next::Return(answer) => self.parsed(function, answer).unwrap_or(none),
+            Next::Return(answer) => self.parsed(function, &answer).unwrap_or(none),
             Next::Stop => none,
         }
     }
@@ -177,11 +176,10 @@ impl Replayed {
         if self.end.is_some() {
             return Next::Stop;
         }
-        let arguments: Value = serde_json::from_str(arguments.get()).unwrap_or_default();
         let expected = self.expected.pop_front();
         self.done += 1;
         match expected {
-            Some(expected) if expected.function == function && expected.arguments == arguments => {
+            Some(expected) if expected.function == function && is_same(&expected.arguments, arguments) => {
                 match expected.answer {
                     Answer::Returned(value) => Next::Return(value),
                     Answer::Failed(_) => {
@@ -191,14 +189,24 @@ impl Replayed {
                 }
             }
             expected => {
-                let answer = Answer::Returned(Value::Null);
-                let got = Some(HostCall { function: function.into(), arguments, answer }.into());
-                let expected = expected.map(Box::new);
+                let got = Some(shown_call(function, arguments));
+                let expected = expected.map(|call| shown_call(&call.function, &call.arguments));
                 self.end = Some(ReplayEnd::Differs { index: self.done - 1, expected, got });
                 Next::Stop
             }
         }
     }
+}
+
+/// Whether two texts are the same value. Texts of the same host are equal; a redaction sorts keys.
+pub(super) fn is_same(one: &Raw, other: &Raw) -> bool {
+    let value = |raw: &Raw| serde_json::from_str::<Value>(raw.get());
+    one.get() == other.get()
+        || value(one).ok().is_some_and(|one| value(other).is_ok_and(|other| one == other))
+}
+
+fn shown_call(function: &str, arguments: &Raw) -> String {
+    cut(&format!("{} {}", shown_text(function), shown_text(arguments.get())), SHOWN_BYTES)
 }
 
 /// The host as a driver has it: its functions, behind the tap of the call.
@@ -222,7 +230,7 @@ macro_rules! tapped {
                 tap.answered($name, arguments, Answer::Returned(raw(&result)));
                 result
             }
-            Next::Return(answer) => tap.parsed($name, answer).unwrap_or_else(|| Err(stopped())),
+            Next::Return(answer) => tap.parsed($name, &answer).unwrap_or_else(|| Err(stopped())),
             Next::Stop => Err(stopped()),
         }
     }};
@@ -243,7 +251,7 @@ macro_rules! tapped_plain {
                 tap.answered($name, arguments, answer);
                 result
             }
-            Next::Return(answer) => tap.parsed($name, answer).ok_or_else(trap),
+            Next::Return(answer) => tap.parsed($name, &answer).ok_or_else(trap),
             Next::Stop => Err(trap()),
         }
     }};
@@ -470,11 +478,6 @@ impl TryRng for Random {
 mod tests {
     use super::*;
 
-    /// As a reader has them.
-    fn parsed(calls: Vec<HostCall<Raw>>) -> Vec<HostCall> {
-        serde_json::from_value(serde_json::to_value(calls).unwrap()).unwrap()
-    }
-
     /// What a call reads of clocks and random numbers.
     fn readings(tap: &Tap) -> (Duration, u64, [u8; 5], u64) {
         let clock = Clock { tap: tap.clone(), wall: WallClock::new(), monotonic: MonotonicClock::new() };
@@ -488,29 +491,29 @@ mod tests {
     fn clocks_and_random_numbers_are_replayed_and_what_was_not_read_differs() {
         let tap = Tap::recording(1 << 20);
         let recorded = readings(&tap);
-        let calls = parsed(tap.take().unwrap());
+        let calls = tap.take().unwrap();
         let names: Vec<_> = calls.iter().map(|call| call.function.as_ref()).collect();
         let random = "wasi-random.random";
         assert_eq!(names, [random, "wasi-wall-clock.now", "wasi-monotonic-clock.now", random]);
-        let again = Tap::replaying(&calls);
+        let again = Tap::replaying(calls.clone());
         assert_eq!((readings(&again), again.replay_end()), (recorded, None));
-        let shorter = Tap::replaying(&calls[..3]);
+        let shorter = Tap::replaying(calls[..3].to_vec());
         let (wall, monotonic, bytes, number) = readings(&shorter);
         assert_eq!((wall, monotonic, bytes, number), (recorded.0, recorded.1, recorded.2, 0));
         let Some(ReplayEnd::Differs { index: 3, expected: None, got: Some(got) }) = shorter.replay_end()
         else {
             panic!("{:?}", shorter.replay_end())
         };
-        assert_eq!((got.function.as_ref(), got.arguments), (random, Value::from(8)));
+        assert_eq!(got, format!("{random} 8"));
     }
 
     #[test]
     fn an_answer_that_is_none_of_the_function_ends_the_replay() {
         let tap = Tap::recording(1 << 20);
         readings(&tap);
-        let mut calls = parsed(tap.take().unwrap());
-        calls[2].answer = Answer::Returned(Value::from("soon"));
-        let edited = Tap::replaying(&calls);
+        let mut calls = tap.take().unwrap();
+        calls[2].answer = Answer::Returned(raw(&"soon"));
+        let edited = Tap::replaying(calls);
         readings(&edited);
         assert!(matches!(edited.replay_end(), Some(ReplayEnd::Differs { index: 2, got: None, .. })));
     }

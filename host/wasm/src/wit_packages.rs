@@ -12,6 +12,8 @@ use wasmparser::component_types::{
 use wasmparser::types::Types;
 use wasmparser::{BinaryReader, Validator, WasmFeatures};
 
+use nodedock_base::printable::printable;
+
 /// The contract's and those of WASI are about ten.
 const PACKAGES_MAX: usize = 64;
 /// Component types in each other: a package has worlds, which have interfaces.
@@ -50,7 +52,7 @@ impl WitPackages {
             let before = left.clone();
             left.retain(|name| self.0[*name].iter().any(|other| before.contains(other)));
             if left == before {
-                let name: String = first.escape_debug().take(128).collect();
+                let name = printable(first, 128);
                 return Err(format!("packages of its WIT need each other in a circle, among them {name}"));
             }
         }

@@ -107,3 +107,45 @@ async fn a_recording_without_calls_is_not_written() {
     daemon.cli(&args).await.failed_with(1, &["no call of late.example.com is recorded", "--seconds"]);
     assert!(!file.exists());
 }
+
+/// Less than 200 KB that are lists in lists without compression, of which each takes 32 bytes when it is a value.
+#[tokio::test]
+async fn a_small_recording_that_expands_takes_bounded_memory() {
+    use nodedock_core::recording::file::{self, FORMAT, Header};
+    use nodedock_core::recording::{Kind, Line, Raw, Revision};
+    const KIB_MAX: &str = "393216";
+    let root = Root::new();
+    let header = Header {
+        format: FORMAT.to_owned(),
+        driver: "a.example.com".to_owned(),
+        nodedock: "0.1.0".to_owned(),
+        is_redacted: false,
+    };
+    let revision = Revision { kind: Kind::Wasm, ..Revision::native("a.example.com") };
+    let revision = serde_json::to_vec(&Line::<Raw>::Revision(revision)).unwrap();
+    let lists = format!("[{}[]]", "[],".repeat(3 << 20));
+    let call = format!(
+        r#"{{"call":{{"operation":"prepare","request":"r","atMs":1,"arguments":{lists},"host":[],"answer":{{"returned":0}}}}}}"#
+    );
+    let lines = std::iter::once(revision.as_slice()).chain(std::iter::repeat_n(call.as_bytes(), 20));
+    let mut bytes = Vec::new();
+    file::write(&header, lines, &mut bytes).unwrap();
+    assert!(bytes.len() < 500_000, "{}", bytes.len());
+    let file = root.write("bomb", bytes);
+    let limited = |args: &str| {
+        let mut command = tokio::process::Command::new("sh");
+        let script = format!("ulimit -d {KIB_MAX} && exec \"$0\" replay \"$1\" {args}");
+        command.arg("-c").arg(script).arg(nodedock_tests::places::nodedock()).arg(&file);
+        command.stdin(std::process::Stdio::null()).kill_on_drop(true);
+        command
+    };
+    let output = limited("").output().await.unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.code() == Some(1) && text.contains("nodedock:driver"),
+        "{:?} {text}",
+        output.status
+    );
+    let output = limited("--print > /dev/null").output().await.unwrap();
+    assert!(output.status.success(), "{:?} {}", output.status, String::from_utf8_lossy(&output.stderr));
+}

@@ -1,22 +1,31 @@
 //! The format `nodedock-recording/1`: gzip of JSON lines. The first line is the header, the last one says how many are between.
 
 use std::fmt;
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Take, Write};
 
 use flate2::Compression;
 use flate2::bufread::GzDecoder;
 use flate2::write::GzEncoder;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::{End, Line, Raw};
+use super::ring::SEGMENTS;
+use super::{End, Line, RING_BYTES_MAX, Raw};
+use nodedock_model::limit::DRIVER_FILE_BYTES_MAX;
 
 /// The format's name and version.
 pub const FORMAT: &str = "nodedock-recording/1";
 
-/// Bytes of a line: a driver's file in base64 is the longest.
-const LINE_BYTES_MAX: u64 = 96 << 20;
+/// Bytes of a line with a call or a revision: a segment of the largest ring, and half of it for lists of bytes that a redaction made longer.
+pub const CALL_LINE_BYTES_MAX: u64 = RING_BYTES_MAX / SEGMENTS * 3 / 2;
+/// Bytes of a line with a driver's file: base64 of the largest one, and what is around it.
+const FILE_LINE_BYTES_MAX: u64 = DRIVER_FILE_BYTES_MAX / 3 * 4 + 4096;
 /// Bytes of a recording that is read, without compression: a ring of the largest size, and some drivers' files.
 pub const RECORDING_BYTES_MAX: u64 = 256 << 20;
+/// Beginning of a line with a driver's file, as [`write`] is given it.
+const FILE_LINE: &[u8] = b"{\"file\":";
+/// Bytes of the header.
+const HEADER_BYTES_MAX: u64 = 4096;
 
 /// The first line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,14 +40,6 @@ pub struct Header {
     pub is_redacted: bool,
 }
 
-/// A recording, as it is read.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Recording {
-    pub header: Header,
-    /// Without the last line.
-    pub lines: Vec<Line>,
-}
-
 /// Why a file cannot be read as a recording.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
@@ -50,8 +51,10 @@ pub enum ReadError {
     Truncated,
     #[error("it is larger than {} MiB without compression", RECORDING_BYTES_MAX >> 20)]
     TooLarge,
+    #[error("line {number} has more than {bytes_max} bytes")]
+    LongLine { number: u64, bytes_max: u64 },
     #[error("line {number} is not valid: {why}")]
-    Line { number: usize, why: String },
+    Line { number: u64, why: String },
     #[error("read it: {0}")]
     Io(io::Error),
 }
@@ -76,39 +79,58 @@ pub fn write<'a>(
     gzip.finish()?.flush()
 }
 
-/// Reads a recording within bounds, and checks that it is whole.
-pub fn read(from: impl Read) -> Result<Recording, ReadError> {
-    let text = GzDecoder::new(BufReader::new(from));
-    let mut text = BufReader::new(text.take(RECORDING_BYTES_MAX));
-    let first = next(&mut text, true)?.ok_or(ReadError::NotARecording)?;
-    let header = header(&first)?;
-    let mut lines = Vec::new();
-    while let Some(line) = next(&mut text, false)? {
-        let number = lines.len() + 2;
-        match parse_line(number, &line)? {
-            Line::End(End { lines: count }) if count == lines.len() as u64 => {
-                return match next(&mut text, false)? {
-                    None => Ok(Recording { header, lines }),
-                    Some(_) => Err(ReadError::Line {
-                        number: number + 1,
-                        why: "it is after the last one".to_owned(),
-                    }),
-                };
-            }
-            Line::End(_) => return Err(ReadError::Truncated),
-            line => lines.push(line),
-        }
+/// Reads a recording line by line. In memory is the line that was read last, as far as the caller keeps no other.
+pub struct Reader<R> {
+    text: BufReader<Take<GzDecoder<BufReader<R>>>>,
+    header: Header,
+    /// Lines that were read after the header.
+    lines: u64,
+    is_whole: bool,
+}
+
+impl<R: Read> Reader<R> {
+    /// Reads the header.
+    pub fn new(from: R) -> Result<Self, ReadError> {
+        let text = GzDecoder::new(BufReader::new(from));
+        let mut text = BufReader::new(text.take(RECORDING_BYTES_MAX));
+        let first = read_line(&mut text, 1)?.ok_or(ReadError::NotARecording)?;
+        Ok(Self { text, header: header(&first)?, lines: 0, is_whole: false })
     }
-    if text.get_ref().limit() == 0 { Err(ReadError::TooLarge) } else { Err(ReadError::Truncated) }
+
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// Returns the next line, none after the last one. Fails at the end if the recording is not whole.
+    pub fn next_line(&mut self) -> Result<Option<Line<Raw>>, ReadError> {
+        let number = self.lines + 2;
+        let Some(line) = read_line(&mut self.text, number)? else {
+            return match (self.is_whole, self.text.get_ref().limit()) {
+                (true, _) => Ok(None),
+                (false, 0) => Err(ReadError::TooLarge),
+                (false, _) => Err(ReadError::Truncated),
+            };
+        };
+        if self.is_whole {
+            return Err(ReadError::Line { number, why: "it is after the last one".to_owned() });
+        }
+        let parsed = parse_line(number, &line)?;
+        drop(line);
+        if let Line::End(End { lines }) = parsed {
+            if lines != self.lines {
+                return Err(ReadError::Truncated);
+            }
+            self.lines += 1;
+            self.is_whole = true;
+            return self.next_line();
+        }
+        self.lines += 1;
+        Ok(Some(parsed))
+    }
 }
 
-/// Reads the lines of a recording that is not a file yet.
-pub fn parse<'a>(header: Header, lines: impl IntoIterator<Item = &'a [u8]>) -> Result<Recording, ReadError> {
-    let lines = lines.into_iter().enumerate().map(|(index, line)| parse_line(index + 2, line));
-    Ok(Recording { header, lines: lines.collect::<Result<_, _>>()? })
-}
-
-fn parse_line(number: usize, line: &[u8]) -> Result<Line, ReadError> {
+/// Parses a line of a recording that has this number.
+pub(super) fn parse_line<V: DeserializeOwned>(number: u64, line: &[u8]) -> Result<Line<V>, ReadError> {
     serde_json::from_slice(line).map_err(|error| ReadError::Line { number, why: error.to_string() })
 }
 
@@ -124,19 +146,29 @@ fn header(line: &[u8]) -> Result<Header, ReadError> {
     serde_json::from_slice(line).map_err(|error| ReadError::Line { number: 1, why: error.to_string() })
 }
 
-/// The next line, none at the end.
-fn next(text: &mut impl BufRead, is_first: bool) -> Result<Option<Vec<u8>>, ReadError> {
+/// The next line, none at the end. Only a driver's file may be longer than a call.
+fn read_line(text: &mut impl BufRead, number: u64) -> Result<Option<Vec<u8>>, ReadError> {
     let mut line = Vec::new();
+    let mut bytes_max = if number == 1 { HEADER_BYTES_MAX } else { CALL_LINE_BYTES_MAX };
+    read_until(text, bytes_max, number, &mut line)?;
+    if line.len() as u64 == bytes_max && line.starts_with(FILE_LINE) {
+        read_until(text, FILE_LINE_BYTES_MAX - bytes_max, number, &mut line)?;
+        bytes_max = FILE_LINE_BYTES_MAX;
+    }
+    if line.len() as u64 == bytes_max && !line.ends_with(b"\n") {
+        return Err(ReadError::LongLine { number, bytes_max });
+    }
+    Ok((!line.is_empty()).then_some(line))
+}
+
+fn read_until(text: &mut impl BufRead, bytes: u64, number: u64, line: &mut Vec<u8>) -> Result<(), ReadError> {
     let failed = |error: io::Error| match error.kind() {
         io::ErrorKind::UnexpectedEof => ReadError::Truncated,
-        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData if is_first => ReadError::NotARecording,
+        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData if number == 1 => ReadError::NotARecording,
         _ => ReadError::Io(error),
     };
-    let read = text.take(LINE_BYTES_MAX).read_until(b'\n', &mut line).map_err(failed)?;
-    if read as u64 == LINE_BYTES_MAX {
-        return Err(ReadError::TooLarge);
-    }
-    Ok((read > 0).then_some(line))
+    text.take(bytes).read_until(b'\n', line).map_err(failed)?;
+    Ok(())
 }
 
 impl fmt::Display for Header {
@@ -149,7 +181,7 @@ impl fmt::Display for Header {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recording::Revision;
+    use crate::recording::{DriverFile, Revision};
 
     fn a_header() -> Header {
         Header {
@@ -167,6 +199,33 @@ mod tests {
         bytes
     }
 
+    fn read(bytes: impl Read) -> Result<(Header, Vec<Line<Raw>>), ReadError> {
+        let mut reader = Reader::new(bytes)?;
+        let mut lines = Vec::new();
+        while let Some(line) = reader.next_line()? {
+            lines.push(line);
+        }
+        Ok((reader.header().clone(), lines))
+    }
+
+    /// A recording that does not end, of one text again and again behind the header.
+    fn endless(line: &str) -> impl Read {
+        struct Endless(Vec<u8>, usize);
+        impl Read for Endless {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                for byte in &mut *buffer {
+                    *byte = self.0[self.1 % self.0.len()];
+                    self.1 += 1;
+                }
+                Ok(buffer.len())
+            }
+        }
+        let head = format!("{}\n", serde_json::to_string(&a_header()).unwrap());
+        let text = head.as_bytes().to_vec();
+        let text = io::Cursor::new(text).chain(Endless(line.as_bytes().to_vec(), 0));
+        flate2::read::GzEncoder::new(text, Compression::fast())
+    }
+
     fn gzip(text: &str) -> Vec<u8> {
         let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
         gzip.write_all(text.as_bytes()).unwrap();
@@ -176,8 +235,38 @@ mod tests {
     #[test]
     fn a_recording_is_read_as_it_was_written() {
         let lines = vec![Line::Revision(Revision::native("gpu.example.com")), Line::Lost(3)];
-        let read = read(written(&a_header(), &lines).as_slice()).unwrap();
-        assert_eq!(read, Recording { header: a_header(), lines });
+        let (header, read) = read(written(&a_header(), &lines).as_slice()).unwrap();
+        assert_eq!(header, a_header());
+        assert_eq!(serde_json::to_value(read).unwrap(), serde_json::to_value(lines).unwrap());
+    }
+
+    #[test]
+    fn a_recording_without_an_end_is_refused() {
+        let mut reader = Reader::new(endless("{\"lost\":1}\n")).unwrap();
+        let error = loop {
+            match reader.next_line() {
+                Ok(line) => assert!(line.is_some()),
+                Err(error) => break error.to_string(),
+            }
+        };
+        // The bound may be in the middle of a line.
+        assert!(error == "it is larger than 256 MiB without compression" || error.contains("EOF"), "{error}");
+    }
+
+    #[test]
+    fn only_a_drivers_file_is_longer_than_a_call() {
+        let call = read(endless("[[],")).unwrap_err().to_string();
+        assert_eq!(call, "line 2 has more than 12582912 bytes");
+        let other = read(endless("{\"call\":")).unwrap_err().to_string();
+        assert_eq!(other, call);
+        let file = read(endless("{\"file\":")).unwrap_err().to_string();
+        assert_eq!(file, format!("line 2 has more than {FILE_LINE_BYTES_MAX} bytes"));
+        let largest = "A".repeat(CALL_LINE_BYTES_MAX as usize * 2);
+        let file = DriverFile { digest: "sha256:00".to_owned(), base64: largest };
+        let (_, lines) = read(written(&a_header(), &[Line::File(file.clone())]).as_slice()).unwrap();
+        assert!(matches!(&lines[..], [Line::File(found)] if *found == file));
+        let header = gzip(&format!("{{\"format\":\"{}\"}}", " ".repeat(HEADER_BYTES_MAX as usize)));
+        assert_eq!(read(header.as_slice()).unwrap_err().to_string(), "line 1 has more than 4096 bytes");
     }
 
     #[test]

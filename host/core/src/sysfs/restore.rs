@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
-use crate::sysfs::attribute::{Attribute, replaced};
+use crate::sysfs::attribute::{Attribute, Written, replaced};
 use crate::sysfs::blocking::{SYSFS_THREADS_PER_DRIVER, blocking, write_stuck};
 use crate::sysfs::{SysfsRoot, pci};
 use nodedock_base::failpoint::{self, Point};
@@ -25,12 +25,14 @@ pub struct Fate {
     pub end: PutBackEnd,
     /// The value before.
     pub found: Option<String>,
+    /// What was written: of a list of choices the chosen one. `None`: nothing.
+    pub written: Option<String>,
     pub problem: Option<Problem>,
 }
 
 impl Fate {
     pub fn left(found: Option<String>, problem: Problem) -> Self {
-        Self { end: PutBackEnd::Left, found, problem: Some(problem) }
+        Self { end: PutBackEnd::Left, found, written: None, problem: Some(problem) }
     }
 }
 
@@ -65,7 +67,7 @@ impl SysfsRoot {
             return Fate::left(None, Problem::unavailable(ProblemCode::ValueUnreadable, message));
         };
         if now == before {
-            return Fate { end: PutBackEnd::AsBefore, found: stood, problem: None };
+            return Fate { end: PutBackEnd::AsBefore, found: stood, written: None, problem: None };
         }
         let is_binding = pci::is_binding(path);
         let is_left = if is_binding { pci::may_have_left(kept, now) } else { kept.may_have_left(now) };
@@ -76,7 +78,7 @@ impl SysfsRoot {
             return Fate::left(stood, Problem::conflict(ProblemCode::ValueChanged, message));
         }
         if dry {
-            return Fate { end: PutBackEnd::Possible, found: stood, problem: None };
+            return Fate { end: PutBackEnd::Possible, found: stood, written: None, problem: None };
         }
         failpoint::pass(Point::PutBackBegun);
         let fate = self.write_back(&found, before);
@@ -105,8 +107,18 @@ impl SysfsRoot {
 
     fn write_back(&self, found: &Attribute, before: &str) -> Fate {
         let stood = found.value.clone();
-        let value = if pci::is_binding(&found.path) { before.to_owned() } else { to_write(before) };
-        let written = match self.store(found, &value) {
+        let is_binding = pci::is_binding(&found.path);
+        let chosen = found.value.as_deref().filter(|_| !is_binding).and_then(|now| chosen(before, now));
+        let whole = if before.is_empty() && !is_binding { "\n" } else { before };
+        let mut value = chosen.unwrap_or(whole);
+        let mut stored = self.store(found, value);
+        // A text that only looked like a list of choices is now what was written.
+        let is_text = |stored: &Written| stored.outcome.is_ok() && stored.value.as_deref() == chosen;
+        if chosen.is_some() && stored.as_ref().is_ok_and(is_text) {
+            value = whole;
+            stored = self.store(found, value);
+        }
+        let written = match stored {
             Ok(written) => written,
             Err(problem) => return Fate::left(stood, problem),
         };
@@ -114,25 +126,46 @@ impl SysfsRoot {
             return Fate::left(stood, problem);
         }
         let odd = match written.value {
-            Ok(value) => value.filter(|value| value != before).map(|value| {
-                let message = format!("/sys/{} took {before:?} and reads as {value:?}", found.path);
+            Ok(found) => found.filter(|found| found != before).map(|reads| {
+                let message = format!("/sys/{} took {value:?} and reads as {reads:?}", found.path);
                 Problem::unavailable(ProblemCode::ValueReadsOtherwise, message)
             }),
             Err(problem) => Some(problem),
         };
-        Fate { end: PutBackEnd::PutBack, found: stood, problem: odd }
+        let written = Some(value.trim_end().to_owned());
+        Fate { end: PutBackEnd::PutBack, found: stood, written, problem: odd }
     }
 }
 
-/// What has to be written for an attribute to read as before. Of a list of choices (`none [timer] heartbeat`) the chosen one is written,
-/// and for an empty value an empty line: the kernel ignores a write of no bytes.
-fn to_write(before: &str) -> String {
-    let chosen = |word: &&str| word.len() > 2 && word.starts_with('[') && word.ends_with(']');
-    let mut choices = before.split_whitespace().filter(chosen);
-    match (choices.next(), choices.next()) {
-        (Some(word), None) if before.contains(char::is_whitespace) => word[1..word.len() - 1].to_owned(),
-        _ if before.is_empty() => "\n".to_owned(),
-        _ => before.to_owned(),
+/// Returns the word that has to be written for a list of choices (`none [timer] heartbeat`) to read as before: the one in brackets. It is
+/// such a list only if it has the same choices now, of which one is chosen. Any other text is written as it was.
+fn chosen<'a>(before: &'a str, now: &str) -> Option<&'a str> {
+    let (was, is) = (Choices::parse(before)?, Choices::parse(now)?);
+    (was.all == is.all).then_some(was.chosen)
+}
+
+/// The choices of an attribute that lists all of them.
+struct Choices<'a> {
+    /// Sorted: some attributes put the chosen one first.
+    all: Vec<&'a str>,
+    chosen: &'a str,
+}
+
+impl<'a> Choices<'a> {
+    fn parse(text: &'a str) -> Option<Self> {
+        let (mut all, mut chosen) = (Vec::new(), None);
+        for word in text.split_whitespace() {
+            let inner = word.strip_prefix('[').and_then(|word| word.strip_suffix(']'));
+            match inner {
+                Some("") => return None,
+                Some(_) if chosen.is_some() => return None,
+                Some(inner) => chosen = Some(inner),
+                None => {}
+            }
+            all.push(inner.unwrap_or(word));
+        }
+        all.sort_unstable();
+        (all.len() > 1).then_some(Self { all, chosen: chosen? })
     }
 }
 

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::local_api::{connect, devices, text};
-use super::output::{Format, Row, join, joined, print, print_text, table};
+use super::output::{Format, Row, join, joined, print, print_error, print_text, table};
 use super::{CliError, Location, explain, names};
 use nodedock_core::manager::claims::manifest;
 
@@ -150,14 +150,17 @@ async fn create(location: &Location, client: &LocalClient, args: CreateArgs) -> 
             }
             Ok(None) => {
                 is_done = false;
-                eprintln!("error: claim {} was deleted before it had devices", of(&claim));
+                print_error(&format!("error: claim {} was deleted before it had devices", of(&claim)));
             }
             Err(_) => {
                 is_done = false;
                 let why = waiting(location, &of(&claim)).await?;
                 let why = why.map_or_else(|| "it was not decided in time".to_owned(), |why| why.reason);
-                eprintln!("error: claim {} waits for devices: {why}", of(&claim));
-                eprintln!("hint: it stays and gets them when it can; nodedock explain claim {}", of(&claim));
+                print_error(&format!("error: claim {} waits for devices: {why}", of(&claim)));
+                print_error(&format!(
+                    "hint: it stays and gets them when it can; nodedock explain claim {}",
+                    of(&claim)
+                ));
             }
         }
     }
@@ -316,7 +319,7 @@ async fn delete(client: &LocalClient, args: &DeleteArgs) -> Result<()> {
             Some(deleted) => print_text(&format!("{kind} {} deleted", of(&deleted)))?,
             None => {
                 is_done = false;
-                eprintln!("error: {}", missing(&kind, &of(&object)));
+                print_error(&format!("error: {}", missing(&kind, &of(&object))));
             }
         }
     }
@@ -328,7 +331,10 @@ async fn delete(client: &LocalClient, args: &DeleteArgs) -> Result<()> {
             print_text(&format!("claim {} deleted", of(&claim)))?;
         } else {
             is_done = false;
-            eprintln!("error: claim {} is in use: it goes when its last pod is unprepared", of(&claim));
+            print_error(&format!(
+                "error: claim {} is in use: it goes when its last pod is unprepared",
+                of(&claim)
+            ));
         }
     }
     CliError::unless_done(is_done)

@@ -2,7 +2,6 @@
 
 mod tables;
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -13,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::client::{Client, connect};
 use super::local_api::text;
-use super::output::{Format, Row, print, print_text, table};
+use super::output::{Format, Row, print, print_error, print_text, table};
 use super::{CliError, Location, local_api, names};
 use nodedock_kube::client::{ClientConfig, KubeClient, RequestRate};
 use nodedock_kube::extended_resources::{Applied, apply_class, class_name, manifest};
@@ -336,8 +335,7 @@ async fn warn_of_problems(client: &mut Client) {
         1 => "1 problem".to_owned(),
         count => format!("{count} problems"),
     };
-    // With standard error closed there is no reader to warn.
-    let _ = writeln!(std::io::stderr(), "warning: the node has {problems}: see nodedock get node");
+    print_error(&format!("warning: the node has {problems}: see nodedock get node"));
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use nodedock_hardware::{Recorder, Recording, Skipped, Snapshot, Summary};
 use tempfile::NamedTempFile;
 
 use super::CliError;
-use super::output::printable;
+use super::output::{print_error, printable};
 
 /// Characters of a path in the line that shows progress.
 const PROGRESS_PATH_CHARS: usize = 60;
@@ -63,8 +63,7 @@ fn snapshot(args: &SnapshotArgs) -> Result<()> {
         .record(&mut progress())
         .with_context(|| format!("record the machine below {}", args.machine_root.display()))?;
     write(&snapshot, form, args).with_context(|| format!("write {}", file.display()))?;
-    // With standard error closed there is no reader.
-    let _ = writeln!(io::stderr().lock(), "{}", lines(file, snapshot.len(), &summary).join("\n"));
+    print_error(&lines(file, snapshot.len(), &summary).join("\n"));
     Ok(())
 }
 

@@ -1,10 +1,13 @@
-//! Prints answers: tables and text for people, JSON and YAML for scripts.
+//! Prints answers: tables and text for people, JSON and YAML for scripts. All commands write to standard output and standard error here, so
+//! that no text of a driver, a plugin or an API reaches a terminal with unprintable characters.
 
 use std::io::{ErrorKind, Write};
 
 use anyhow::{Context, Result};
 use comfy_table::{Table, presets};
 use serde::Serialize;
+
+use nodedock_base::printable::is_unprintable;
 
 /// Form of the output.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -30,15 +33,32 @@ pub(super) trait Row: Sized + 'static {
 /// Prints `value` as JSON or YAML, or `text` for people.
 pub(super) fn print(format: Format, value: &impl Serialize, text: impl FnOnce() -> String) -> Result<()> {
     match format {
-        Format::Json => print_text(&serde_json::to_string_pretty(value).context("write JSON")?),
+        Format::Json => print_text(&escaped(&serde_json::to_string_pretty(value).context("write JSON")?)),
         Format::Yaml => print_text(serde_saphyr::to_string(value).context("write YAML")?.trim_end()),
         Format::Table | Format::Wide => print_text(&text()),
     }
 }
 
+/// Returns JSON in which unprintable characters are escaped: they are in strings only, and line feeds are between values only.
+fn escaped(json: &str) -> String {
+    let mut escaped = String::with_capacity(json.len());
+    for c in json.chars() {
+        match is_unprintable(c) && c != '\n' {
+            true => c.encode_utf16(&mut [0; 2]).iter().for_each(|unit| escaped += &format!("\\u{unit:04x}")),
+            false => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+/// Writes a line to standard error. With standard error closed there is no reader.
+pub(super) fn print_error(text: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{}", printable_lines(text));
+}
+
 /// Prints a text to standard output. A reader that closed its end is no error.
 pub(super) fn print_text(text: &str) -> Result<()> {
-    match writeln!(std::io::stdout().lock(), "{text}") {
+    match writeln!(std::io::stdout().lock(), "{}", printable_lines(text)) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("write to standard output"),
         _ => Ok(()),
     }
@@ -66,19 +86,35 @@ pub(super) fn joined(items: impl IntoIterator<Item = impl ToString>) -> String {
     items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(",")
 }
 
-/// Joins lines, each without control characters.
+/// Joins lines, each without unprintable characters.
 pub(super) fn join(lines: impl IntoIterator<Item = String>) -> String {
     lines.into_iter().map(|line| printable(&line)).collect::<Vec<_>>().join("\n")
 }
 
-/// Replaces control characters: texts of drivers must not move the terminal's cursor.
+/// Replaces unprintable characters: texts of drivers must not move the terminal's cursor, or hide something.
 pub(super) fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    text.chars().map(|c| if is_unprintable(c) { '\u{fffd}' } else { c }).collect()
+}
+
+/// Replaces unprintable characters except line feeds and tabs.
+fn printable_lines(text: &str) -> String {
+    text.chars()
+        .map(|c| if is_unprintable(c) && !matches!(c, '\n' | '\t') { '\u{fffd}' } else { c })
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_seen_is_escaped_in_json_and_replaced_elsewhere() {
+        let value = serde_json::json!({"a\u{200b}": "b\u{e0041}\u{9b}\u{feff}é\n"});
+        let json = escaped(&serde_json::to_string_pretty(&value).unwrap());
+        assert_eq!(json, "{\n  \"a\\u200b\": \"b\\udb40\\udc41\\u009b\\ufeffé\\n\"\n}");
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&json).unwrap(), value);
+        assert_eq!(printable_lines("a\u{1b}\tb\n\u{200f}c\r"), "a\u{fffd}\tb\n\u{fffd}c\u{fffd}");
+    }
 
     impl Row for [&'static str; 3] {
         const COLUMNS: &'static [Column<Self>] = &[

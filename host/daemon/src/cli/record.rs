@@ -41,11 +41,11 @@ pub(super) async fn run(location: &Location, args: RecordArgs) -> Result<()> {
             "the recording is larger than {RECORDING_BYTES_MAX} bytes"
         );
     }
-    let mut header = Header {
+    let header = Header {
         format: FORMAT.to_owned(),
         driver,
         nodedock: env!("CARGO_PKG_VERSION").to_owned(),
-        is_redacted: false,
+        is_redacted,
     };
     let lines = || text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
     let has =
@@ -59,12 +59,7 @@ pub(super) async fn run(location: &Location, args: RecordArgs) -> Result<()> {
     );
     let mut content = Vec::new();
     if is_redacted {
-        let mut recording =
-            file::parse(header.clone(), lines()).context("read what the daemon has recorded")?;
-        drop(text);
-        redact(&mut recording).context("replace the secrets")?;
-        let lines = recording.lines.iter().map(serde_json::to_vec).collect::<Result<Vec<_>, _>>()?;
-        header = recording.header;
+        let lines = redact(&lines().collect::<Vec<_>>()).context("replace the secrets")?;
         file::write(&header, lines.iter().map(Vec::as_slice), &mut content)
     } else {
         file::write(&header, lines(), &mut content)

@@ -6,7 +6,7 @@ use nodedock_proto::node::v1;
 use serde::Serialize;
 
 use super::client::connect;
-use super::output::{Column, Format, Row, join, print, printable, table};
+use super::output::{Column, Format, Row, join, print, print_error, printable, table};
 use super::{CliError, Location, describe, names};
 
 #[derive(Subcommand)]
@@ -112,13 +112,13 @@ impl Answer {
         let claim = self.claim.clone().unwrap_or_default();
         let shown = printable(&describe::object(&claim));
         if self.released {
-            eprintln!("claim {shown} is released; see `nodedock explain claim {}`", claim.name);
+            print_error(&format!("claim {shown} is released; see `nodedock explain claim {}`", claim.name));
             return;
         }
         let loss = "its CDI files and its record are removed and its devices are free for other claims";
         let rest = "except for values below /sys, nothing that an unreachable driver did to them is undone";
-        eprintln!("claim {shown} would be released: {loss}; {rest}");
-        eprintln!("hint: nothing was done; to release it, add --yes");
+        print_error(&format!("claim {shown} would be released: {loss}; {rest}"));
+        print_error("hint: nothing was done; to release it, add --yes");
     }
 }
 

@@ -1,16 +1,17 @@
 //! `nodedock replay`: repeats the recorded calls of a driver, without a daemon and without its node.
 
 use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use super::output::{print_text, printable};
 use super::{CliError, driver};
 use nodedock_base::clock::rfc3339;
-use nodedock_core::recording::file::{self, Recording};
-use nodedock_core::recording::{Answer, Line, RecordedCall, Revision};
+use nodedock_core::recording::file::{RECORDING_BYTES_MAX, Reader};
+use nodedock_core::recording::{Answer, Line, Raw, RecordedCall, Revision};
 use nodedock_model::limit;
 use nodedock_wasm::replay::{Replayed, replay};
 
@@ -28,21 +29,28 @@ pub(super) struct ReplayArgs {
 
 pub(super) async fn run(args: ReplayArgs) -> Result<()> {
     let context = || format!("the recording {}", args.file.display());
-    let recording = read(&args.file).with_context(context)?;
     if args.print {
-        return print(&recording);
+        return print(open(&args.file).with_context(context)?).with_context(context);
     }
     let other = args.driver.as_deref().map(|file| driver::read(file, limit::DRIVER_FILE_BYTES_MAX));
     let host = driver::host("replay")?;
+    let recording = read(&args.file).with_context(context)?;
     let replayed = replay(&host, &recording, other.transpose()?.map(Into::into)).await;
     let replayed = replayed.with_context(context)?;
     print_text(&summary(&replayed).with_context(context)?)?;
     CliError::unless_done(replayed.difference.is_none())
 }
 
-fn read(path: &Path) -> Result<Recording> {
-    let opened = File::open(path).context("open it")?;
-    Ok(file::read(opened)?)
+/// Returns the compressed bytes: a replay passes through them several times.
+fn read(path: &Path) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open(path)?.take(RECORDING_BYTES_MAX + 1).read_to_end(&mut bytes).context("read it")?;
+    ensure!(bytes.len() as u64 <= RECORDING_BYTES_MAX, "it is larger than {RECORDING_BYTES_MAX} bytes");
+    Ok(bytes)
+}
+
+fn open(path: &Path) -> Result<File> {
+    File::open(path).context("open it")
 }
 
 /// Fails if no call was compared, which shows nothing of a driver.
@@ -67,15 +75,16 @@ fn summary(replayed: &Replayed) -> Result<String> {
     Ok(lines.join("\n"))
 }
 
-fn print(recording: &Recording) -> Result<()> {
-    print_text(&printable(&recording.header.to_string()))?;
+fn print(recording: impl Read) -> Result<()> {
+    let mut recording = Reader::new(recording)?;
+    print_text(&printable(&recording.header().to_string()))?;
     let mut number = 0;
-    for line in &recording.lines {
+    while let Some(line) = recording.next_line()? {
         let lines = match line {
-            Line::Revision(revision) => vec![revision_text(revision)],
+            Line::Revision(revision) => vec![revision_text(&revision)],
             Line::Call(call) => {
                 number += 1;
-                call_lines(number, call)
+                call_lines(number, &call)
             }
             Line::Lost(lost) => vec![format!("{lost} calls are missing here")],
             Line::File(file) => vec![format!("driver file {}", file.digest)],
@@ -94,7 +103,7 @@ fn revision_text(revision: &Revision) -> String {
     }
 }
 
-fn call_lines(number: usize, call: &RecordedCall) -> Vec<String> {
+fn call_lines(number: usize, call: &RecordedCall<Raw>) -> Vec<String> {
     let RecordedCall { operation, request, at_ms, arguments, host, answer } = call;
     let mut lines = vec![format!("{number} {} {operation}, request {request}: {arguments}", rfc3339(*at_ms))];
     lines
@@ -105,7 +114,7 @@ fn call_lines(number: usize, call: &RecordedCall) -> Vec<String> {
     lines
 }
 
-fn answer_text(answer: &Answer) -> String {
+fn answer_text(answer: &Answer<Raw>) -> String {
     match answer {
         Answer::Returned(value) => value.to_string(),
         Answer::Failed(failure) => format!("failed, {}: {}", failure.code, failure.message),
@@ -115,7 +124,7 @@ fn answer_text(answer: &Answer) -> String {
 #[cfg(test)]
 mod tests {
     use nodedock_base::error::chain;
-    use nodedock_core::recording::file::{FORMAT, Header};
+    use nodedock_core::recording::file::{self, FORMAT, Header};
 
     use super::*;
 

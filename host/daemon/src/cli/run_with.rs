@@ -6,7 +6,6 @@
 
 use std::ffi::OsString;
 use std::future::poll_fn;
-use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -30,6 +29,7 @@ use uuid::Uuid;
 
 use super::client::{connect as connect_to_daemon, is_connection_error};
 use super::local_api::{connect, text};
+use super::output::print_error;
 use super::pods::request_for;
 use super::{CliError, Location, claim};
 use crate::convert;
@@ -192,13 +192,8 @@ impl Owned {
             Ok(Err(error)) => error.to_string(),
             Err(_) => "the daemon did not answer in time".to_owned(),
         };
-        say(&format!("warning: claim {} is left to the daemon: {failed}", self.name()));
+        print_error(&format!("warning: claim {} is left to the daemon: {failed}", self.name()));
     }
-}
-
-/// With standard error closed there is no reader.
-fn say(line: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
 /// Waits for the devices, and prepares them. Returns their CDI names.
@@ -218,7 +213,7 @@ async fn prepare(
             let why = reason(location, claim).await;
             let rest = most.map(|most| most.saturating_sub(first));
             if rest != Some(Duration::ZERO) {
-                say(&format!("waiting for devices: {why}"));
+                print_error(&format!("waiting for devices: {why}"));
             }
             match rest {
                 None => allocated.await,
@@ -411,7 +406,7 @@ pub(super) async fn hold(location: &Location, args: HoldArgs) -> Result<()> {
     }
     let Some((name, arguments)) = args.program.split_first() else { return Ok(()) };
     let error = Command::new(name).args(arguments).exec();
-    say(&format!("error: start {}: {error}", Path::new(name).display()));
+    print_error(&format!("error: start {}: {error}", Path::new(name).display()));
     Err(CliError::Ended { code: NOT_STARTED }.into())
 }
 

@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde::de::Error;
 
 use super::values;
+use nodedock_core::recording::RING_BYTES_MAX;
 use nodedock_model::{DriverName, ExtendedResource};
 
 /// Bytes of a recording on disk unless the config says otherwise.
@@ -17,7 +18,7 @@ pub struct RecordingSection {
     /// Names of drivers, and of the extended resources of device plugins.
     pub drivers: Vec<RecordedName>,
     /// Bytes of one driver's recording on disk; the oldest calls are dropped first.
-    #[serde(deserialize_with = "values::within::<_, _, 65_536, 67_108_864>")]
+    #[serde(deserialize_with = "values::within::<_, _, 65_536, { RING_BYTES_MAX }>")]
     pub max_bytes: Option<u64>,
 }
 

@@ -7,6 +7,7 @@ pub use globset::GlobMatcher;
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 
 use crate::limit::GRANT_ENTRY_BYTES_MAX;
+use crate::rule::is_unprintable;
 
 /// Alternatives that the cover check expands; beyond that it only compares texts.
 const ALTERNATIVES_MAX: usize = 64;
@@ -17,7 +18,7 @@ pub enum PatternError {
     Empty,
     #[error("it has {0} bytes, at most {GRANT_ENTRY_BYTES_MAX} are allowed")]
     TooLong(usize),
-    #[error("it contains a control character or a backslash")]
+    #[error("it contains a control character, one that is not seen, or a backslash")]
     Character,
     #[error("`.`, `..` and empty segments are not allowed")]
     Segment,
@@ -58,7 +59,7 @@ fn check(text: &str) -> Result<(), PatternError> {
     if text.len() > GRANT_ENTRY_BYTES_MAX {
         return Err(PatternError::TooLong(text.len()));
     }
-    if text.contains(|c: char| c.is_control() || c == '\\') {
+    if text.contains(|c: char| is_unprintable(c) || c == '\\') {
         return Err(PatternError::Character);
     }
     check_classes(text)?;

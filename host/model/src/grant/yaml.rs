@@ -1,10 +1,12 @@
 //! Prints a grant file from a driver's request.
 
+use crate::rule::is_unprintable;
+
 use super::{Capabilities, GRANT_API_VERSION, GRANT_KIND, LimitKey, LimitValues, ValueGrant};
 
 /// Returns a grant file with all capabilities that a driver requests. `driver` and `summary` are in its header.
 pub fn to_yaml(driver: &str, summary: &str, request: &Capabilities, limits: &LimitValues) -> String {
-    let summary = summary.replace(char::is_control, " ");
+    let summary = summary.replace(is_unprintable, " ");
     let mut lines = vec![
         format!("# What {driver} asks for: {summary}"),
         "# Read it, take out what it shall not have, and put it beside the driver as NAME.grant.yaml."

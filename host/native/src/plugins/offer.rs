@@ -123,7 +123,7 @@ fn endpoint(endpoint: &Path, socket: &Path) -> Result<PathBuf, OfferError> {
 }
 
 fn shown(text: &str) -> String {
-    printable::cut(text, SHOWN_BYTES_MAX).replace(char::is_control, "?")
+    printable::cut(text, SHOWN_BYTES_MAX).replace(printable::is_unprintable, "?")
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use serde::Deserialize;
 
 use nodedock_core::driver::{Call, ClaimDriver};
+use nodedock_model::rule::is_unprintable;
 use nodedock_model::{AllocatedDevice, DeviceName, DriverClaim, DriverClaimRecord, PoolName, Problem};
 
 use super::guest::{Guest, PREPARE_ONE};
@@ -298,7 +299,7 @@ async fn play(stage: &Arc<Stage>, good: &WasmDriver, case: &Case) -> Result<(), 
     if !as_wanted {
         return Err(format!("{:?} {} {:?} is wanted, not {verdict:?}", case.stop, case.code, case.says));
     }
-    if verdict.message.len() > 2048 || verdict.message.contains(char::is_control) {
+    if verdict.message.len() > 2048 || verdict.message.contains(is_unprintable) {
         return Err(format!("no short line: {:?}", verdict.message));
     }
     if meanwhile[UID] != Ok(Default::default()) {

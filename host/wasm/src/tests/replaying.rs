@@ -9,7 +9,7 @@ use super::guest::{NAME, PREPARE_ONE, WRITE_IMPORT, env_edit, write_data};
 use super::*;
 use crate::replay::{Difference, ReplayError, Replayed, replay};
 use nodedock_core::driver::ClaimDriver;
-use nodedock_core::recording::file::{self, FORMAT, Header, Recording};
+use nodedock_core::recording::file::{self, FORMAT, Header};
 use nodedock_core::recording::redact::redact;
 use nodedock_core::recording::{self as core, Answer, Line};
 
@@ -134,7 +134,6 @@ impl Session {
         self.driver.unprepare(&a_call(), &[record]).await;
     }
 
-    /// The recording, as a file has it.
     async fn recorded(&self, code: &[u8]) -> Recording {
         let mut lines = Vec::new();
         for segment in self.recordings.read(NAME).await.unwrap().segments {
@@ -143,6 +142,24 @@ impl Session {
         let digest = DriverFile { name: String::new(), bytes: code.to_vec().into() }.digest();
         let file = Line::<core::Raw>::File(core::DriverFile { digest, base64: STANDARD.encode(code) });
         lines.extend_from_slice(&serde_json::to_vec(&file).unwrap());
+        let lines = lines.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        Recording { lines: lines.map(|line| serde_json::from_slice(line).unwrap()).collect() }
+    }
+}
+
+/// The lines of a recording between the first and the last one.
+#[derive(Debug, Clone)]
+struct Recording {
+    lines: Vec<Line>,
+}
+
+impl Recording {
+    fn texts(&self) -> Vec<Vec<u8>> {
+        self.lines.iter().map(|line| serde_json::to_vec(line).unwrap()).collect()
+    }
+
+    /// As a file has it.
+    fn packed(&self) -> Vec<u8> {
         let header = Header {
             format: FORMAT.to_owned(),
             driver: NAME.to_owned(),
@@ -150,8 +167,14 @@ impl Session {
             is_redacted: false,
         };
         let mut bytes = Vec::new();
-        file::write(&header, lines.split(|byte| *byte == b'\n'), &mut bytes).unwrap();
-        file::read(bytes.as_slice()).unwrap()
+        file::write(&header, self.texts().iter().map(Vec::as_slice), &mut bytes).unwrap();
+        bytes
+    }
+
+    fn redacted(&self) -> Self {
+        let texts = self.texts();
+        let redacted = redact(&texts.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
+        Self { lines: redacted.iter().map(|line| serde_json::from_slice(line).unwrap()).collect() }
     }
 }
 
@@ -211,7 +234,7 @@ fn generated_sessions_replay_to_equal_answers() {
                     }
                 }
                 let recording = session.recorded(&code).await;
-                (replay(&elsewhere.host, &recording, None).await.unwrap(), recording)
+                (replay(&elsewhere.host, &recording.packed(), None).await.unwrap(), recording)
             });
             let expected = steps.iter().filter(|step| !matches!(step, Step::Write(_))).count();
             prop_assert!(calls(&recording) <= expected);
@@ -230,7 +253,7 @@ async fn difference(guest: &Guest) -> Option<Difference> {
     session.prepare("rwg2").await;
     let recording = session.recorded(&original.module()).await;
     let other = Some(guest.module().into());
-    let replayed = replay(&session.stage.host, &recording, other).await.unwrap();
+    let replayed = replay(&session.stage.host, &recording.packed(), other).await.unwrap();
     replayed.difference
 }
 
@@ -283,7 +306,7 @@ async fn calls_that_time_ended_are_skipped_and_other_failures_are_compared() {
     session.prepare("u1").await;
     session.prepare("r1").await;
     let recording = session.recorded(&spin.module()).await;
-    let replayed = replay(&session.stage.host, &recording, None).await.unwrap();
+    let replayed = replay(&session.stage.host, &recording.packed(), None).await.unwrap();
     assert_eq!(replayed, Replayed { calls: 2, skipped: 1, lost: 0, difference: None });
 }
 
@@ -296,7 +319,7 @@ async fn a_recording_that_cannot_be_replayed_is_refused_in_one_sentence() {
     let refused = async |change: &dyn Fn(&mut Recording), other: Option<Vec<u8>>| {
         let mut changed = whole.clone();
         change(&mut changed);
-        let error = replay(&session.stage.host, &changed, other.map(Into::into)).await.unwrap_err();
+        let error = replay(&session.stage.host, &changed.packed(), other.map(Into::into)).await.unwrap_err();
         nodedock_base::error::chain(&error)
     };
     let with_revision = |change: fn(&mut core::Revision)| {
@@ -353,7 +376,7 @@ async fn a_recording_that_cannot_be_replayed_is_refused_in_one_sentence() {
             &{
                 let mut changed = whole.clone();
                 renamed(&mut changed);
-                changed
+                changed.packed()
             },
             None
         )
@@ -377,14 +400,14 @@ async fn a_redacted_recording_replays_and_has_no_secret_in_its_bytes() {
         parameters: serde_json::json!({"token": SECRETS[1], "again": SECRETS[0]}).to_string(),
     }];
     session.driver.prepare(&a_call(), &[claim]).await;
-    let mut recording = session.recorded(&guest.module()).await;
+    let recording = session.recorded(&guest.module()).await;
     let text = |recording: &Recording| serde_json::to_string(&recording.lines).unwrap();
     assert!(SECRETS.iter().all(|secret| text(&recording).contains(secret)));
-    redact(&mut recording).unwrap();
+    let recording = recording.redacted();
     // The second one is two words, and an equals sign ends the last one.
     let left = text(&recording);
     assert!(!left.contains(SECRETS[0]) && !left.contains("s3cr3t") && !left.contains("Token"), "{left}");
-    let replayed = replay(&session.stage.host, &recording, None).await.unwrap();
+    let replayed = replay(&session.stage.host, &recording.packed(), None).await.unwrap();
     assert_eq!(replayed, Replayed { calls: 2, skipped: 0, lost: 0, difference: None });
 }
 

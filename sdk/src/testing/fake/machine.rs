@@ -197,7 +197,7 @@ impl State {
     }
 
     pub(super) fn check_host_path(&self, path: &str) -> Result<(), Problem> {
-        if !is_plain_path(path) || path.contains(char::is_control) {
+        if !is_plain_path(path) {
             return Err(Problem::invalid("bad-path", format!("{path:?} is not an absolute, plain path")));
         }
         self.check_failure(path)

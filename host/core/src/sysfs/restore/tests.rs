@@ -144,15 +144,71 @@ async fn a_value_that_reads_otherwise_than_before_is_reported() {
 
 #[test]
 fn of_choices_the_chosen_one_is_written() {
-    for (before, written) in [
-        ("none [timer] heartbeat", "timer"),
-        ("[none] timer", "none"),
-        ("[1]", "[1]"),
-        ("[a] [b]", "[a] [b]"),
-        ("a [] b", "a [] b"),
-        ("", "\n"),
-        ("plain text", "plain text"),
+    for (before, now, written) in [
+        ("none [timer] heartbeat", "[none] timer heartbeat", Some("timer")),
+        ("[none] mq-deadline kyber", "[mq-deadline] kyber none", Some("none")),
+        ("none [timer] heartbeat", "none timer [heartbeat]", Some("timer")),
+        // Texts, and lists whose choices are others now.
+        ("rack 7 [db]", "rack 8 [db]", None),
+        ("rack 7 [db]", "db", None),
+        ("none [timer] heartbeat", "[none] timer", None),
+        ("none [timer]", "none timer", None),
+        ("[a]", "[a]", None),
+        ("[a] [b]", "a [b]", None),
+        ("a [] b", "[a] b", None),
+        ("plain text", "plain text", None),
     ] {
-        assert_eq!(to_write(before), written, "{before:?}");
+        assert_eq!(chosen(before, now), written, "{before:?} {now:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_text_in_brackets_is_restored_whole() {
+    // A kernel takes a value as a whole, and a file of a test does not.
+    let files = Tree::new();
+    let root = SysfsRoot::open_simulated(files.directory.path()).unwrap();
+    let tree = Tree { tree: SysfsTree::new(root), ..files };
+    for now in ["rack 8 [web]", "rack [7] db", "[rack] 7 db", ""] {
+        std::fs::write(tree.path(LED), format!("{now}\n")).unwrap();
+        let fate = tree.tree.restore(&tree.kept(LED, "rack 7 [db]", now), false).await;
+        assert_eq!((fate.end, fate.problem), (PutBackEnd::PutBack, None), "{now:?}");
+        assert_eq!(fate.written.as_deref(), Some("rack 7 [db]"));
+        assert_eq!(tree.is(LED), "rack 7 [db]\n", "{now:?}");
+    }
+}
+
+proptest::proptest! {
+    /// A list of choices is written by its chosen word, and nothing but a list with the same choices is taken for one.
+    #[test]
+    fn only_the_same_choices_are_a_list(
+        before in proptest::collection::vec("[a-c\\[\\]]{1,4}", 0..5),
+        now in proptest::collection::vec("[a-c\\[\\]]{1,4}", 0..5),
+    ) {
+        let bare = |words: &[String]| {
+            let mut all: Vec<_> = words.iter().map(|word| {
+                let inner = word.strip_prefix('[').and_then(|word| word.strip_suffix(']'));
+                inner.unwrap_or(word).to_owned()
+            }).collect();
+            all.sort();
+            all
+        };
+        let in_brackets = |words: &[String]| words.iter().filter(|word| word.len() > 1 && word.starts_with('[') && word.ends_with(']')).count();
+        let (was, is) = (before.join(" "), now.join(" "));
+        if let Some(word) = chosen(&was, &is) {
+            proptest::prop_assert!(before.iter().any(|found| found.trim_matches(['[', ']']) == word));
+            proptest::prop_assert_eq!(bare(&before), bare(&now));
+            proptest::prop_assert_eq!((in_brackets(&before), in_brackets(&now)), (1, 1));
+        }
+        // Another choice of the same list.
+        let choices: Vec<_> = before.iter().filter(|word| !word.contains(['[', ']'])).cloned().collect();
+        if choices.len() > 1 {
+            let with = |at: usize| {
+                let mut words = choices.clone();
+                words[at] = format!("[{}]", words[at]);
+                words.join(" ")
+            };
+            let (was, is) = (with(0), with(choices.len() - 1));
+            proptest::prop_assert_eq!(chosen(&was, &is), Some(choices[0].as_str()));
+        }
     }
 }

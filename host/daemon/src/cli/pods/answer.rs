@@ -4,7 +4,7 @@ use anyhow::Result;
 use nodedock_proto::node::v1;
 use serde::Serialize;
 
-use super::super::output::{Column, Format, Row, join, print, printable, table};
+use super::super::output::{Column, Format, Row, join, print, print_error, printable, table};
 use super::super::{CliError, describe};
 
 #[derive(Serialize)]
@@ -41,12 +41,12 @@ pub(super) fn finish(answers: &[Answer], format: Format) -> Result<()> {
     if matches!(format, Format::Table | Format::Wide) {
         for container in containers(answers) {
             for conflict in &container.conflicts {
-                eprintln!("warning: container {}: {}", container.name, printable(conflict));
+                print_error(&format!("warning: container {}: {conflict}", container.name));
             }
         }
     }
     let refusals: Vec<_> = answers.iter().flat_map(refusals).collect();
-    refusals.iter().for_each(|refusal| eprintln!("error: {refusal}"));
+    refusals.iter().for_each(|refusal| print_error(&format!("error: {refusal}")));
     CliError::unless_done(refusals.is_empty())
 }
 

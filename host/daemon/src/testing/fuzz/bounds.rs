@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use nodedock_model::limit::*;
+use nodedock_model::rule::is_unprintable;
 use nodedock_model::{
     AttributeValue, CounterSet, Device, DeviceAccess, DeviceNode, DeviceStatus, Edits, HealthReport, Hook,
     Inventory, Mount, PreparedClaim, Problem,
@@ -15,7 +16,7 @@ fn at_most(what: &str, count: usize, max: usize) {
 
 fn line(what: &str, text: &str, max: usize) {
     at_most(what, text.len(), max);
-    assert!(!text.contains(char::is_control), "{what}: {text:?} is no line");
+    assert!(!text.contains(is_unprintable), "{what}: {text:?} is no line");
 }
 
 fn labels<'a>(what: &str, labels: impl ExactSizeIterator<Item = (&'a String, &'a String)>) {

@@ -11,7 +11,7 @@ use nodedock_model::limit::{
     ALLOCATION_ANNOTATIONS_BYTES_MAX, ALLOCATION_ENTRIES_MAX, ALLOCATION_ENV_BYTES_MAX, ENV_NAME_BYTES_MAX,
     LISTED_DEVICES_MAX, PATH_BYTES_MAX,
 };
-use nodedock_model::rule::is_node_permissions;
+use nodedock_model::rule::{is_node_permissions, is_unprintable};
 use nodedock_model::{
     AllocationMount, AllocationNode, ContainerAllocation, PluginDevice, is_cdi_qualified_name, is_label_key,
 };
@@ -143,7 +143,7 @@ fn cdi_device(device: wire::CdiDevice) -> Result<String, String> {
 /// Absolute and without `..`. Removes double slashes, single dots and a trailing slash, which plugins use.
 fn path(field: &str, path: &str) -> Result<String, String> {
     bytes(field, path, PATH_BYTES_MAX)?;
-    let is_plain = path.starts_with('/') && !path.contains(char::is_control);
+    let is_plain = path.starts_with('/') && !path.contains(is_unprintable);
     if !is_plain || path.split('/').any(|part| part == "..") {
         return Err(format!("{field} {} is not an absolute path without '..'", shown(path)));
     }

@@ -7,6 +7,7 @@ use nodedock_proto::kubelet::dra_health::v1 as wire;
 use crate::grpc::cut;
 use crate::grpc::health::DeviceReport;
 use nodedock_model::limit::{HEALTH_MESSAGE_BYTES_MAX, HEALTH_TIMEOUT, HEALTH_TIMEOUT_MAX};
+use nodedock_model::rule::is_unprintable;
 use nodedock_model::{DeviceHealth, DeviceName, HealthState, PoolName};
 
 /// `None`: its names are invalid.
@@ -18,7 +19,7 @@ pub(in crate::grpc) fn device(said: wire::DeviceHealth) -> Option<DeviceReport> 
     };
     let device = said.device.unwrap_or_default();
     let key = (PoolName::new(&device.pool_name).ok()?, DeviceName::new(&device.device_name).ok()?);
-    let message = cut(&said.message, HEALTH_MESSAGE_BYTES_MAX).replace(char::is_control, " ");
+    let message = cut(&said.message, HEALTH_MESSAGE_BYTES_MAX).replace(is_unprintable, " ");
     let timeout = timeout(said.health_check_timeout_seconds);
     Some(DeviceReport { key, health: DeviceHealth { state, message }, timeout })
 }

@@ -70,13 +70,13 @@ impl RecordedValues {
             } else {
                 Some(write_stuck())
             };
-            let Fate { end, found, problem } = match obstacle {
+            let Fate { end, found, written, problem } = match obstacle {
                 Some(problem) => Fate::left(None, problem),
                 None => self.tree.restore(&kept, request.preview).await,
             };
             let value = PutBack { driver, path: kept.path, before: kept.before, found, end, problem };
             if !request.preview {
-                audit(&value, claim, request.request);
+                audit(&value, written.as_deref(), claim, request.request);
             }
             values.push(value);
         }
@@ -140,14 +140,15 @@ fn out_of_time(kept: &KeptValue) -> Problem {
     Problem::unavailable(ProblemCode::PutBackOutOfTime, message)
 }
 
-fn audit(value: &PutBack, claim: &ObjectRef, request: &str) {
+/// Of a value that is not restored the line has what it would have been restored to, as a refused write has what was refused.
+fn audit(value: &PutBack, written: Option<&str>, claim: &ObjectRef, request: &str) {
     let line = Audited {
         driver: value.driver.as_str(),
         claims: std::slice::from_ref(claim),
         request,
         path: &value.path,
         before: value.found.as_deref(),
-        after: value.before.as_deref(),
+        after: written.or(value.before.as_deref()),
         outcome: value.end.as_str(),
         problem: value.problem.as_ref(),
     };
