@@ -98,7 +98,7 @@ fn a_node_without_a_directory_in_sysfs_is_published_all_the_same() {
 #[test]
 fn paths_that_come_to_the_same_name_stay_apart_and_overlapping_globs_do_not_double() {
     let node = Harness::<DeviceNodesDriver>::new();
-    node.fake().character_node("/dev/snd/a-b", 1, 1).character_node("/dev/snd/a_b", 1, 2);
+    node.fake().character_node("/dev/snd/a-b", 116, 1).character_node("/dev/snd/a_b", 116, 2);
     node.config(json!({"pools": [{"name": "p", "paths": ["/dev/snd/*", "/dev/snd/a*"]}]}));
     let inventory = node.discover().unwrap();
     let names: Vec<_> = inventory.pools[0].devices.iter().map(|device| device.name.as_str()).collect();

@@ -9,6 +9,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
 
+use crate::device_metadata::CONTAINER_DIR;
 use crate::hardware::Hardware;
 use nodedock_model::grant::ceiling::WELL_KNOWN;
 use nodedock_model::{Edits, PreparedClaim, Problem, ProblemCode};
@@ -42,7 +43,9 @@ impl<'a> EditSources<'a> {
     }
 
     fn check_edits(&self, edits: &Edits) -> Result<(), Problem> {
-        edits.mounts.iter().try_for_each(|mount| self.check_mount(&mount.host_path))?;
+        // Those of the host itself are in its own directory; no driver puts anything there.
+        let of_driver = edits.mounts.iter().filter(|mount| !Path::new(&mount.container_path).starts_with(CONTAINER_DIR));
+        of_driver.map(|mount| &mount.host_path).try_for_each(|path| self.check_mount(path))?;
         edits.hooks.iter().try_for_each(|hook| self.check_way(&hook.path).map(drop))
     }
 

@@ -78,7 +78,7 @@ impl SysfsRoot {
         Ok(Written { outcome, value: self.value(path) })
     }
 
-    fn value(&self, resolved: &str) -> Result<Option<String>, Problem> {
+    pub(super) fn value(&self, resolved: &str) -> Result<Option<String>, Problem> {
         let content = match self.content(resolved, resolved) {
             // A file that is only written.
             Err(problem) if problem.code == ProblemCode::NotPermitted || is_absent(&problem) => {

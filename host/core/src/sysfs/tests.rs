@@ -144,7 +144,7 @@ fn a_value_that_cannot_be_read_is_not_written() {
     assert_eq!(code(sys.read("mem")), "io-error");
     assert_eq!(code(sys.find_text("mem")), "io-error");
     assert_eq!(code(sys.fact("mem")), "io-error");
-    assert_eq!(code(sys.attribute("mem")), "io-error", "its previous value could not be restored");
+    assert_eq!(code(sys.value("mem")), "io-error", "its previous value could not be restored");
     assert_eq!(sys.find_text("none"), Ok(None));
 }
 

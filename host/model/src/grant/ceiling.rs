@@ -188,14 +188,15 @@ static KERNEL_FACTS: LazyLock<PatternSet> =
 
 /// The configuration of the node's own services, and accounts. In lower case: the path is compared in lower case too.
 static SERVICES: LazyLock<PatternSet> = LazyLock::new(|| {
-    patterns(&[
-        "/etc/{networkmanager,x11,alternatives,apparmor,apparmor.d,apt,audit,bind,ca-certificates,ceph,cloud,cni}/**",
-        "/etc/{containerd,containers,credstore,credstore.encrypted,crio,default,dhcp,dnf,docker,fapolicyd}/**",
-        "/etc/{grub.d,init.d,ipsec.d,iscsi,kubernetes,letsencrypt,libvirt,lvm,machine-info.d,multipath,mysql}/**",
-        "/etc/{netplan,network,nodedock,nvme,openvpn,pam.d,pki,polkit-1,postfix,ppp,profile.d,rancher,samba}/**",
-        "/etc/{security,selinux,skel,ssh,ssl,strongswan,sudoers.d,sysconfig,systemd,tpm2-tss,udev}/**",
-        "/etc/{wireguard,wpa_supplicant,xdg,yum,yum.repos.d}/**",
-        "/etc/{cron,krb5,rc,apt,pki,security,sssd,swanctl}*/**",
+    with_all_below(&[
+        "/etc/{networkmanager,x11,alternatives,apparmor,apparmor.d,apt,audit,bind,ca-certificates,ceph,cloud,cni}",
+        "/etc/{containerd,containers,credstore,credstore.encrypted,crio,default,dhcp,dnf,docker,fapolicyd}",
+        "/etc/{grub.d,init.d,ipsec.d,iscsi,kubernetes,letsencrypt,libvirt,lvm,machine-info.d,multipath,mysql}",
+        "/etc/{netplan,network,nodedock,nvme,openvpn,pam.d,pki,polkit-1,postfix,ppp,profile.d,rancher,samba}",
+        "/etc/{security,selinux,skel,ssh,ssl,strongswan,sudoers.d,sysconfig,systemd,tpm2-tss,udev}",
+        "/etc/{wireguard,wpa_supplicant,xdg,yum,yum.repos.d}",
+        "/etc/{cron,krb5,rc,apt,pki,security,sssd,swanctl}*",
+        "/etc/{*shadow,passwd,group,sudoers,fstab,crypttab,hosts,exports}*",
     ])
 });
 
@@ -209,6 +210,11 @@ static SECRETS: LazyLock<PatternSet> = LazyLock::new(|| {
         "**/*{secret,password,passwd,credential,token,apikey,api-key,api_key,private-key,private_key,privkey}*/**",
     ])
 });
+
+fn with_all_below(texts: &[&str]) -> PatternSet {
+    let texts = texts.iter().flat_map(|path| [(*path).to_owned(), format!("{path}/**")]);
+    PatternSet::new(texts).expect("the patterns above are globs")
+}
 
 fn patterns(texts: &[&str]) -> PatternSet {
     PatternSet::new(texts.iter().copied()).expect("the patterns above are globs")
@@ -250,10 +256,7 @@ const NEVER_MOUNTED: &[&str] = &[
     "/var/{log,spool,tmp,run}",
 ];
 
-static MOUNTS_DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
-    PatternSet::new(NEVER_MOUNTED.iter().flat_map(|path| [(*path).to_owned(), format!("{path}/**")]))
-        .expect("globs")
-});
+static MOUNTS_DENIED: LazyLock<PatternSet> = LazyLock::new(|| with_all_below(NEVER_MOUNTED));
 
 /// Directories that are never mounted as a whole, since what is below them is decided by itself.
 pub const SHARED_PARENTS: &[&str] = &["/", "/etc", "/run", "/usr", "/var", "/var/cache", "/var/lib"];

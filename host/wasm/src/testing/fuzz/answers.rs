@@ -59,6 +59,8 @@ pub(super) fn description(bytes: &mut Bytes<'_>) -> identity::DriverInfo {
 fn capabilities(bytes: &mut Bytes<'_>) -> identity::Capabilities {
     const RELATIVE: &[&str] =
         &["class/drm/*", "bus/pci/**", "class/{net,drm}/card[0-9]", "**", "/sys", "a/../b"];
+    const WRITTEN: &[&str] =
+        &["class/drm/*/a", "bus/pci/**/a", "class/{net,drm}/card[0-9]", "**/a", "/sys/a", "a/../b"];
     const ABSOLUTE: &[&str] = &["/dev/dri/*", "/dev/kvm", "/opt/{a,b}/**", "/dev/[!a]", "dev", "/**x"];
     let relative = |bytes: &mut Bytes<'_>| bytes.text(RELATIVE);
     let absolute = |bytes: &mut Bytes<'_>| bytes.text(ABSOLUTE);
@@ -68,7 +70,7 @@ fn capabilities(bytes: &mut Bytes<'_>) -> identity::Capabilities {
         host_files: Vec::new(),
         pci_driver: Vec::new(),
         sysfs_write: bytes.list(|bytes| identity::WriteRequest {
-            glob: relative(bytes),
+            glob: bytes.text(WRITTEN),
             pattern: bytes.text(&["[0-9]+", "0|1", "(", "(a{1000}){1000}", ".*"]),
         }),
         device_nodes: bytes.list(absolute),

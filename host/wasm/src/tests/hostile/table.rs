@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::{Case, Guest, PREPARE_ONE, small};
 
 /// The grant of a careless operator, for drivers that request all of it.
-const EDITS_GRANT: &str = "deviceNodes: [\"/dev/**\"]\nmounts: [\"/**:rw\"]\nenv: [A, \"ACME_*\", \"LD_*\", \"DOTNET_*\"]\nnetDevices: [\"*\"]\nhooks: [/bin/true, /opt/hooks/open, /opt/vendor/hook]\n\
+const EDITS_GRANT: &str = "deviceNodes: [\"/dev/**\", /dev/pipe]\nmounts: [\"/**:rw\", /usr/share, /etc/ssh]\nenv: [A, \"ACME_*\", \"LD_*\", \"DOTNET_*\"]\nnetDevices: [\"*\"]\nhooks: [/bin/true, /opt/hooks/open, /opt/vendor/hook]\n\
      groups: [44]\nrdtClasses: [acme]\nannotations: [\"acme.com/*\", \"devices.nri.io/*\"]";
 pub(super) const HOST_GRANT: &str = "sysfsRead: [\"**\"]\nsysfsWrite: [{glob: \"**/numvfs\", pattern: \"[0-9]+\"}, {glob: \"**/remove\", pattern: \"[0-9]+\"}, {glob: \"**/up\", pattern: \"[0-9]+\"}, {glob: \"**/outside\", pattern: \"[0-9]+\"}, {glob: \"**/path\", pattern: \"[0-9]+\"}, {glob: \"**/hot_remove\", pattern: \"[0-9]+\"}, {glob: \"**/drivers_autoprobe\", pattern: \"[0-9]+\"}, {glob: \"**/online\", pattern: \"[0-9]+\"}, {glob: \"**/uevent\", pattern: \"[0-9]+\"}, {glob: \"**/flags\", pattern: \"[0-9]+\"}, {glob: \"**/loglevel\", pattern: \"[0-9]+\"}]\n\
     deviceNodes: [\"/dev/**\"]\n\
