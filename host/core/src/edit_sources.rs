@@ -44,7 +44,8 @@ impl<'a> EditSources<'a> {
 
     fn check_edits(&self, edits: &Edits) -> Result<(), Problem> {
         // Those of the host itself are in its own directory; no driver puts anything there.
-        let of_driver = edits.mounts.iter().filter(|mount| !Path::new(&mount.container_path).starts_with(CONTAINER_DIR));
+        let of_driver =
+            edits.mounts.iter().filter(|mount| !Path::new(&mount.container_path).starts_with(CONTAINER_DIR));
         of_driver.map(|mount| &mount.host_path).try_for_each(|path| self.check_mount(path))?;
         edits.hooks.iter().try_for_each(|hook| self.check_way(&hook.path).map(drop))
     }
