@@ -164,7 +164,6 @@ async fn a_file_of_the_same_name_in_the_drivers_directory_steps_back_and_is_repo
     let (of_image, of_file) = (wasm(MOCK_GPU, Form::Component), wasm(MOCK_GPU, Form::Core));
     put(&image(&root, MOCK_GPU), MOCK_GPU_FILE, &of_image);
     write_side_files(&root, MOCK_GPU);
-    // The claims of the file are those of the image that replaces it.
     root.install_gpus("pools:\n- {name: gpus, count: 1}\n");
     let daemon = Daemon::start_on(root, Options::default()).await;
     daemon.prepared(request(&pod("one"), &[&gpu_claim("a", &["gpus/gpu-0"])])).await;
@@ -176,6 +175,14 @@ async fn a_file_of_the_same_name_in_the_drivers_directory_steps_back_and_is_repo
     let options = std::mem::take(daemon.options());
     *daemon.options() = options.config(&config);
     daemon.restart().await;
+    // The name has claims, and is the file's until an operator moves it.
+    daemon
+        .until_failed(
+            MOCK_GPU_FILE,
+            &["the driver image mock-gpu", "belongs to the driver file mock-gpu.wasm"],
+        )
+        .await;
+    daemon.cli(&["driver", "assign", MOCK_GPU_NAME, MOCK_GPU]).await.done();
     let served = daemon.until_serving(MOCK_GPU_FILE).await;
     assert_eq!((served.digest.as_str(), served.devices), (digest(&of_image).as_str(), 11));
     let [condition] = daemon.until_conditions(&["driver-file-shadowed"]).await.try_into().unwrap();

@@ -174,13 +174,17 @@ async fn the_claims_of_an_older_release_say_whose_a_name_is() {
     daemon.terminate().await;
     forget_names(&daemon);
     daemon.run().await;
-    assert_refused(&daemon).await;
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.until_failed(SQUATTER, &["nodedock driver assign"]).await;
+    assert!(!daemon.kept().contains(&digest(&squatter())));
     // Nor are there stored files: the digest tells.
     daemon.terminate().await;
     forget_names(&daemon);
     std::fs::remove_dir_all(daemon.kept_drivers()).unwrap();
     daemon.run().await;
-    assert_refused(&daemon).await;
+    daemon.until_serving(MOCK_GPU_FILE).await;
+    daemon.until_failed(SQUATTER, &["nodedock driver assign"]).await;
+    assert!(!daemon.kept().contains(&digest(&squatter())));
     assert_eq!(daemon.unprepare(&pod("one")).await, unprepared());
 }
 
@@ -212,7 +216,8 @@ async fn a_lost_checkpoint_gives_a_name_to_no_squatter() {
     std::fs::remove_file(daemon.checkpoint()).unwrap();
     daemon.run().await;
     daemon.until_serving(MOCK_GPU_FILE).await;
-    daemon.until_failed(SQUATTER, &["belongs to the driver file mock-gpu.wasm"]).await;
+    // The owner is known by what is stored, or serves already.
+    daemon.until_failed(SQUATTER, &["the driver file mock-gpu.wasm"]).await;
     assert_eq!(daemon.unprepare(&pod("one")).await, unprepared());
 }
 

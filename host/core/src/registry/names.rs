@@ -24,7 +24,9 @@ use super::{DriverView, Registry, State};
 use crate::checkpoint::{Change, Checkpoint};
 use crate::manager::claims::SharedClaimTable;
 use nodedock_base::clock::now_ms;
-use nodedock_model::{Caller, DriverKind, DriverName, NameRecord, NameSource, Problem, ProblemCode, limit};
+use nodedock_model::{
+    Caller, DriverKind, DriverName, NameRecord, NameSource, Problem, ProblemCode, SourceKind, limit,
+};
 
 /// How long a source waits for what the files of others say. Grants are read at once; a directory that cannot be listed is not waited for.
 const NAME_WAIT: Duration = Duration::from_secs(5);
@@ -469,8 +471,17 @@ pub fn name_problem(name: &DriverName, source: &str, why: &NameRefusal) -> Probl
             "remove one of them, or give the name to this one: nodedock driver assign {name} {source}"
         ),
     };
+    // A file and an image of one name have the same key.
+    let has_key = |owner: &NameSource| owner.is_wasm() && source.strip_suffix(".wasm") == Some(&owner.name);
+    let asking = match why {
+        NameRefusal::Belongs(owner) if has_key(owner) => match owner.kind {
+            SourceKind::File => NameSource::image(&owner.name).to_string(),
+            _ => NameSource::file(&owner.name).to_string(),
+        },
+        _ => source.to_owned(),
+    };
     let message =
-        format!("{source} describes the driver {name}, and does not serve: {why}. It is not called; {order}");
+        format!("{asking} describes the driver {name}, and does not serve: {why}. It is not called; {order}");
     Problem::conflict(ProblemCode::DriverNameTaken, message)
         .with("driver", name)
         .with("source", source)

@@ -384,6 +384,8 @@ impl Worker {
             old.tasks.stop();
         }
         self.shared.previous_versions.granted(&name, &self.source, &grant);
+        // Before it is shown to serve.
+        self.shared.conditions.clear(ProblemCode::DriverNameTaken, &self.source);
         let duration_us = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
         self.show(|view| {
             describe(view, &driver);
@@ -396,7 +398,6 @@ impl Worker {
             view.problem = None;
             view.note("serving", cause, duration_us, None);
         });
-        self.shared.conditions.clear(ProblemCode::DriverNameTaken, &self.source);
         self.show_verdict(&verdict);
         let tasks = self.shared.tasks.child();
         let Self { shared: WasmFiles { registry, kernel, .. }, source, .. } = &*self;

@@ -105,7 +105,7 @@ pub enum NameRefusal {
     Granted(NameSource),
     #[error("{0} describes it too, and came first")]
     Reserved(NameSource),
-    #[error("claims of the driver were prepared by {0}")]
+    #[error("the driver was served by {0} before")]
     Prepared(String),
     #[error("the record of the name's source in the checkpoint cannot be read")]
     Unreadable,
