@@ -77,11 +77,8 @@ fn read(answer: &[u8]) -> io::Result<Peer> {
     let kind = answer.get(4..6).and_then(|bytes| bytes.try_into().ok()).map(u16::from_ne_bytes);
     if kind == Some(NLMSG_ERROR) {
         let code = number(HEADER_BYTES)?.cast_signed();
-        // The client's end is gone.
-        return match io::Error::from_raw_os_error(-code) {
-            error if error.kind() == io::ErrorKind::NotFound && code != 0 => Ok(Peer::Closed),
-            error => Err(error),
-        };
+        // No such connection here: the client's end is gone, or has other addresses, as behind a redirection.
+        return Err(io::Error::from_raw_os_error(-code));
     }
     match answer.get(STATE_AT) {
         // The kernel keeps a closed end without its user.

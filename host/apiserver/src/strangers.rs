@@ -61,14 +61,15 @@ impl Table {
     fn crowding(&self, user: Option<u32>) -> Option<u64> {
         let mut counts = BTreeMap::<_, usize>::new();
         self.open.values().for_each(|entry| *counts.entry(entry.user).or_default() += 1);
-        let busiest = if counts.get(&user).is_some_and(|count| *count > STRANGERS_PER_USER_MAX) {
-            user
-        } else if self.open.len() > STRANGERS_MAX {
-            counts.into_iter().max_by_key(|(_, count)| *count)?.0
-        } else {
+        let has_too_many = counts.get(&user).is_some_and(|count| *count > STRANGERS_PER_USER_MAX);
+        if !has_too_many && self.open.len() <= STRANGERS_MAX {
             return None;
-        };
-        self.open.iter().find(|(_, entry)| entry.user == busiest).map(|(number, _)| *number)
+        }
+        // Of several users with as many, the one with the oldest connection: one user may have many numbers.
+        let most = counts.values().copied().max()?;
+        let ends =
+            |entry: &Entry| if has_too_many { entry.user == user } else { counts[&entry.user] == most };
+        self.open.iter().find(|(_, entry)| ends(entry)).map(|(number, _)| *number)
     }
 }
 
@@ -114,6 +115,16 @@ mod tests {
             (0..100 * STRANGERS_MAX).map(|n| strangers.enter(Some(1000 + (n % 50) as u32))).collect();
         assert_eq!(alive(&floods), STRANGERS_MAX - 1);
         assert!(!quiet.end.is_cancelled());
+    }
+
+    /// A user with subordinate numbers: each connection was of another one, and the client with the highest number lost its connection each time.
+    #[test]
+    fn one_user_with_many_numbers_keeps_no_new_client_out() {
+        let strangers = Strangers::default();
+        let flood: Vec<_> = (0..STRANGERS_MAX).map(|n| strangers.enter(Some(100_000 + n as u32))).collect();
+        let client = strangers.enter(Some(1_234_567_890));
+        assert!(!client.end.is_cancelled());
+        assert_eq!(alive(&flood), STRANGERS_MAX - 1);
     }
 
     #[test]

@@ -47,10 +47,13 @@ pub fn is_file(path: &Path) -> io::Result<bool> {
 fn found(found: io::Result<Metadata>) -> io::Result<Option<Metadata>> {
     match found {
         Ok(found) => Ok(Some(found)),
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
-            Ok(None)
-        }
-        Err(error) => Err(error),
+        // No file has a name that is too long.
+        Err(error) => match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidFilename => {
+                Ok(None)
+            }
+            _ => Err(error),
+        },
     }
 }
 

@@ -4,7 +4,6 @@
 //! another way to a directory that has a rule of its own. It is asked when a driver answers, and again before each answer that repeats the
 //! path. Blocking functions, not for async threads; they need one `lstat` for each directory on the way.
 
-use std::fs::Metadata;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Component, Path, PathBuf};
@@ -24,11 +23,60 @@ pub struct EditSources<'a> {
     own: &'a [PathBuf],
 }
 
-/// Device and inode: what a directory is, whatever its path.
-type Identity = (u64, u64);
+/// Where the process' own mounts are listed (proc(5)).
+const MOUNTS: &str = "/proc/self/mountinfo";
 
-fn identity(found: &Metadata) -> Identity {
-    (found.dev(), found.ino())
+/// A place in a file system, whatever the paths that lead to it: the numbers of the file system, and the path below its root.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Place {
+    file_system: String,
+    path: PathBuf,
+}
+
+impl Place {
+    fn is_at_or_below(&self, other: &Self) -> bool {
+        self.file_system == other.file_system && self.path.starts_with(&other.path)
+    }
+}
+
+/// The mounts of this process.
+struct Mounts(Vec<(PathBuf, Place)>);
+
+impl Mounts {
+    fn read() -> Result<Self, Problem> {
+        std::fs::read_to_string(MOUNTS)
+            .map(|text| Self::parse(&text))
+            .map_err(|error| unreadable(MOUNTS, &error))
+    }
+
+    /// Each line has the numbers of the file system, the directory of it that is mounted, and the place where it is mounted.
+    fn parse(text: &str) -> Self {
+        let mount = |line: &str| {
+            let mut fields = line.split(' ').skip(2);
+            let (file_system, root, at) = (fields.next()?, fields.next()?, fields.next()?);
+            let place = Place { file_system: file_system.to_owned(), path: unescaped(root).into() };
+            Some((PathBuf::from(unescaped(at)), place))
+        };
+        Self(text.lines().filter_map(mount).collect())
+    }
+
+    /// The place of an absolute path without links. Of several mounts at one path, the last one covers the others.
+    fn place(&self, path: &Path) -> Option<Place> {
+        let above = self.0.iter().filter(|(at, _)| path.starts_with(at));
+        let (at, root) = above.max_by_key(|(at, _)| at.components().count())?;
+        let below = path.strip_prefix(at).ok()?;
+        Some(Place { file_system: root.file_system.clone(), path: root.path.join(below) })
+    }
+
+    fn is_mount(&self, path: &Path) -> bool {
+        self.0.iter().any(|(at, _)| at == path)
+    }
+}
+
+/// Spaces and the like are octal numbers there.
+fn unescaped(text: &str) -> String {
+    let escapes = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
+    escapes.iter().fold(text.to_owned(), |text, (escape, character)| text.replace(escape, character))
 }
 
 impl<'a> EditSources<'a> {
@@ -47,62 +95,63 @@ impl<'a> EditSources<'a> {
         let of_driver =
             edits.mounts.iter().filter(|mount| !Path::new(&mount.container_path).starts_with(CONTAINER_DIR));
         of_driver.map(|mount| &mount.host_path).try_for_each(|path| self.check_mount(path))?;
-        edits.hooks.iter().try_for_each(|hook| self.check_way(&hook.path).map(drop))
+        edits.hooks.iter().try_for_each(|hook| self.check_way(&hook.path))
     }
 
     /// Checks the source of a mount: an absolute, plain path without links.
     pub fn check_mount(&self, path: &str) -> Result<(), Problem> {
-        let way = self.check_way(path)?;
+        self.check_way(path)?;
         let refused = |why: String| Err(denied(path, &why));
-        let identities =
-            |path: &Path| identities(path).map_err(|error| unreadable(&path.display().to_string(), &error));
+        let (mounts, real) = (Mounts::read()?, self.place(path));
+        let Some(source) = mounts.place(&real) else {
+            return refused("no mount of the node has it".to_owned());
+        };
         for known in WELL_KNOWN {
-            let place = self.place(known);
-            let found = match std::fs::metadata(&place) {
-                Ok(found) => identity(&found),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
-                Err(error) => return Err(unreadable(known, &error)),
-            };
-            if let Some((other, _)) = way.iter().find(|(step, is)| *is == found && *step != place) {
-                return refused(format!("{} is another way to {known}", other.display()));
+            let at = self.place(known);
+            let Some(known_place) = found_place(&mounts, &at)? else { continue };
+            // Below it by its own path, the path was judged as such.
+            let is_other_way = source.is_at_or_below(&known_place) && !real.starts_with(&at);
+            if is_other_way && (*known != "/" || source == known_place) {
+                return refused(format!("it is another way to {known}"));
+            }
+            if known_place.is_at_or_below(&source) && known_place != source {
+                return refused(format!("{known} is in it"));
             }
         }
-        let (_, source) = way.last().expect("a path has a root");
         for own in self.own {
-            let above = match identities(own) {
-                Ok(above) => above,
-                Err(problem) if problem.code == ProblemCode::NoSuchPath.as_str() => continue,
-                Err(problem) => return Err(problem),
-            };
-            let itself = above.last().expect("a path has a root");
-            if above.contains(source) || way.iter().any(|(_, step)| step == itself) {
+            let Some(own) = found_place(&mounts, own)? else { continue };
+            if source.is_at_or_below(&own) || own.is_at_or_below(&source) {
                 return refused("the daemon's own directories are never mounted".to_owned());
             }
         }
         Ok(())
     }
 
-    /// Checks that no user but root can exchange what is at this path: each directory on the way is root's, and nobody else may write it. Returns
-    /// what is on the way, from the root to the path itself.
-    pub fn check_way(&self, path: &str) -> Result<Vec<(PathBuf, Identity)>, Problem> {
+    /// Checks that no user but root can exchange what is at this path: each directory on the way is root's, and nobody else may write it.
+    pub fn check_way(&self, path: &str) -> Result<(), Problem> {
         let place = self.place(path);
         let below = place.strip_prefix(self.root).expect("it is joined to the root");
         let mut step = self.root.to_owned();
-        let mut way = Vec::new();
         let mut names = below.components().filter(|part| matches!(part, Component::Normal(_))).peekable();
         loop {
             let found = std::fs::symlink_metadata(&step).map_err(|error| unreadable(path, &error))?;
-            way.push((step.clone(), identity(&found)));
             let Some(name) = names.next() else { break };
             // A link of the root itself belongs to who chose the root.
             if found.is_symlink() && step != self.root {
                 return Err(denied(path, &format!("a link is at {}, where none was", step.display())));
             }
             let is_owned = found.uid() == 0 || found.uid() == rustix::process::geteuid().as_raw();
-            if !is_owned || found.mode() & OTHERS_MAY_WRITE != 0 {
+            let (at, mode) = (step.display(), found.mode() & 0o7777);
+            if !is_owned {
                 let message = format!(
-                    "{} is writable for users other than root, who could exchange what is below",
-                    step.display()
+                    "{at} belongs to user {}, who could exchange what is below: chown root {at}, or mount a copy elsewhere",
+                    found.uid()
+                );
+                return Err(denied(path, &message));
+            }
+            if mode & OTHERS_MAY_WRITE != 0 {
+                let message = format!(
+                    "{at} (mode {mode:04o}) is writable for users other than root, who could exchange what is below: chmod go-w {at}"
                 );
                 return Err(denied(path, &message));
             }
@@ -110,7 +159,7 @@ impl<'a> EditSources<'a> {
         }
         match std::fs::symlink_metadata(&step) {
             Ok(found) if found.is_symlink() => Err(denied(path, "a link is there, where none was")),
-            Ok(_) => Ok(way),
+            Ok(_) => Ok(()),
             Err(error) => Err(unreadable(path, &error)),
         }
     }
@@ -121,15 +170,18 @@ impl<'a> EditSources<'a> {
     }
 }
 
-/// The identities of a directory and of those above it, from the root.
-fn identities(path: &Path) -> io::Result<Vec<Identity>> {
-    let real = path.canonicalize()?;
-    let mut above: Vec<_> = real
-        .ancestors()
-        .map(|path| std::fs::metadata(path).map(|found| identity(&found)))
-        .collect::<io::Result<_>>()?;
-    above.reverse();
-    Ok(above)
+/// The place of a directory or file, through links; `None` if it does not exist. A mount is not looked at: its file system may hang.
+fn found_place(mounts: &Mounts, path: &Path) -> Result<Option<Place>, Problem> {
+    if mounts.is_mount(path) {
+        return Ok(mounts.place(path));
+    }
+    match path.canonicalize() {
+        Ok(real) => Ok(mounts.place(&real)),
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
+            Ok(None)
+        }
+        Err(error) => Err(unreadable(&path.display().to_string(), &error)),
+    }
 }
 
 fn denied(path: &str, why: &str) -> Problem {
@@ -249,5 +301,40 @@ mod tests {
             }
         }
         assert_eq!(scene.code("/opt/alias"), None);
+    }
+
+    /// The state directory is a bind mount of a directory that has another path as well, as on machines with an immutable root.
+    #[test]
+    fn a_directory_above_the_origin_of_a_bind_mount_is_refused() {
+        let scene = scene();
+        let (origin, at) =
+            (scene.root().join("srv/deploy/state/nodedock"), scene.root().join("srv/dock/var/lib/nodedock"));
+        fs::create_dir_all(&origin).unwrap();
+        let mounted = std::process::Command::new("mount").arg("--bind").arg(&origin).arg(&at).status();
+        if !mounted.is_ok_and(|status| status.success()) {
+            eprintln!("skipped: bind mounts need rights");
+            return;
+        }
+        let codes =
+            ["/srv/deploy", "/srv/deploy/state", "/srv/deploy/state/nodedock"].map(|path| scene.code(path));
+        assert!(std::process::Command::new("umount").arg(&at).status().unwrap().success());
+        for code in codes {
+            assert_eq!(code.as_deref(), Some("edit-source-unsafe"));
+        }
+    }
+
+    #[test]
+    fn a_place_is_found_below_the_last_mount() {
+        let text = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 8:2 /@home /home rw - btrfs /dev/sda2 rw\n31 22 8:1 /etc/a\\040b /opt/x rw - ext4 /dev/sda1 rw\n";
+        let mounts = Mounts::parse(text);
+        let place = |path: &str| {
+            mounts
+                .place(Path::new(path))
+                .map(|place| format!("{} {}", place.file_system, place.path.display()))
+        };
+        assert_eq!(place("/opt/y").as_deref(), Some("8:1 /opt/y"));
+        assert_eq!(place("/home/u").as_deref(), Some("8:2 /@home/u"));
+        assert_eq!(place("/opt/x/c").as_deref(), Some("8:1 /etc/a b/c"));
+        assert_eq!(place("/opt/x").as_deref(), Some("8:1 /etc/a b"));
     }
 }

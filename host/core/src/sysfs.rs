@@ -45,6 +45,8 @@ static READ_DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
         "**/rom",
         "**/vpd",
         "**/config",
+        "**/{legacy_io,legacy_mem}",
+        "devices/virtual/devcoredump/**",
         "**/resource[0-9]",
         "**/resource[0-9]_*",
         "**/{bind,unbind,new_id,remove_id,remove,rescan,reset,drivers_probe,hot_add,hot_remove}",

@@ -184,14 +184,18 @@ fn driver_name(entry: Spanned<String>) -> Result<DriverName, SideFileError> {
 fn mounts(mut entries: Vec<Spanned<String>>) -> Result<(Vec<String>, Vec<String>), SideFileError> {
     let mut writable = Vec::new();
     for entry in &mut entries {
-        let (source, access) = entry.value.rsplit_once(':').unwrap_or((&entry.value, "ro"));
+        let Some((source, access)) = entry.value.rsplit_once(':') else { continue };
         match access {
-            "ro" => entry.value = source.to_owned(),
-            "rw" => {
-                writable.push(source.to_owned());
-                entry.value = source.to_owned();
+            "ro" | "rw" => {
+                let source = source.to_owned();
+                writable.extend((access == "rw").then(|| source.clone()));
+                entry.value = source;
             }
-            // A part of the path.
+            other if other.chars().all(|c| c.is_ascii_alphabetic()) => {
+                let why = format!("mounts: {:?} ends in neither \":ro\" nor \":rw\"", entry.value);
+                return Err(SideFileError::at(entry, why));
+            }
+            // A part of the path, as in an address.
             _ => {}
         }
     }
@@ -432,12 +436,7 @@ impl Both {
     /// Returns whether the grant allows the text, and names it as explicitly as that.
     fn allows_named(&self, text: &str, naming: Naming) -> bool {
         let naming = if self.only_by_name.matches(text) { Naming::Path } else { naming };
-        let is_granted = match naming {
-            Naming::Glob => self.granted.matches(text),
-            Naming::Directory(segments) => self.granted.matches_below(text, segments),
-            Naming::Path => self.granted.names(text),
-        };
-        is_granted && self.asked.matches(text)
+        self.granted.allows(text, naming) && self.asked.matches(text)
     }
 
     /// Returns whether everything that a glob may match is allowed.
@@ -602,9 +601,10 @@ impl Effective {
         self.stands() && self.mounts.allows_named(path, naming)
     }
 
-    /// Returns whether a container may write to a mount of this source. That the source may be mounted is another question.
-    pub fn allows_writable_mount(&self, path: &str) -> bool {
-        self.stands() && self.writable_mounts.matches(path)
+    /// Returns whether a container may write to a mount of this source. The ceiling says how the grant has to name it:
+    /// [`ceiling::writable_source`].
+    pub fn allows_writable_mount(&self, path: &str, naming: Naming) -> bool {
+        self.stands() && self.writable_mounts.allows(path, naming)
     }
 
     pub fn allows_hook(&self, path: &str) -> bool {

@@ -24,8 +24,8 @@ use nodedock_core::recording::{Recorder, Revision};
 use nodedock_core::standard_attributes;
 use nodedock_core::sysfs::blocking::blocking;
 use nodedock_model::{
-    DriverClaim, DriverClaimRecord, HealthReport, Inventory, ObjectRef, PreparedClaim, Problem, ProblemCode,
-    Uid,
+    DeviceNode, DriverClaim, DriverClaimRecord, HealthReport, Inventory, NodeKind, ObjectRef, PreparedClaim,
+    Problem, ProblemCode, Uid,
 };
 
 /// How long a call that only looks waits for its permits, in addition to its own time.
@@ -317,7 +317,10 @@ fn verify(scope: &Scope, outcomes: Outcomes<PreparedClaim>) -> Outcomes<Prepared
 /// Whether an edit names a file outside the kernel's own file systems.
 fn names_files(claim: &PreparedClaim) -> bool {
     let of_devices = claim.devices.iter().filter_map(|device| device.access.edits());
-    of_devices.chain([&claim.edits]).any(|edits| !edits.mounts.is_empty() || !edits.hooks.is_empty())
+    let is_block = |node: &DeviceNode| node.kind == Some(NodeKind::Block);
+    of_devices.chain([&claim.edits]).any(|edits| {
+        !edits.mounts.is_empty() || !edits.hooks.is_empty() || edits.device_nodes.iter().any(is_block)
+    })
 }
 
 #[async_trait]

@@ -100,7 +100,14 @@ impl Verifier<'_> {
                 return Err(refused(&what, "it is not granted (netDevices)"));
             }
             if !self.sysfs.exists(&format!("class/net/{}", device.host_interface))? {
-                return Err(wrong(&what, "the node has no such interface"));
+                let message = format!("{what}: the node has no such interface");
+                return Err(Problem::unavailable(ProblemCode::EditInvalid, message));
+            }
+            if let Some(above) = self.sysfs.interface_above(&device.host_interface)? {
+                return Err(refused(
+                    &what,
+                    format!("the node uses it: it is part of a bond, bridge or VLAN ({above})"),
+                ));
             }
         }
         for hook in &mut edits.hooks {
@@ -147,9 +154,15 @@ impl Verifier<'_> {
         }
         let found = self.dev.stat(&path, self.sysfs).map_err(|problem| unseen(&what, problem))?;
         found.check_grant(self.effective).map_err(|problem| refused(&what, problem.message))?;
-        let found = found.info;
+        let (found, subsystem) = (found.info, found.subsystem);
         let kind = node_kind(found.kind);
-        if let (NodeKind::Block, Some(directory)) = (kind, &found.sysfs_path) {
+        // A device on USB that is a disk can be reached by its node too.
+        if kind == NodeKind::Block && found.sysfs_path.is_none() {
+            let message = format!("{what}: the kernel does not show which device it is");
+            return Err(Problem::unavailable(ProblemCode::EditDenied, message));
+        }
+        let may_be_disk = kind == NodeKind::Block || subsystem.as_deref() == Some("usb");
+        if let Some(directory) = found.sysfs_path.as_ref().filter(|_| may_be_disk) {
             let (proc, dev) = (self.hardware.proc(), self.hardware.dev());
             let in_use = self.sysfs.block_device_in_use(directory, NodeUse { proc: &proc, dev: &dev })?;
             if let Some(reason) = in_use {
@@ -215,22 +228,17 @@ impl Verifier<'_> {
         if self.effective.allows_mount(path, naming) {
             return Ok(());
         }
-        let how = match naming {
-            Naming::Glob => "",
-            Naming::Directory(_) => " by a glob that names the vendor's directory",
-            Naming::Path => " by its exact path",
-        };
-        Err(refused(what, format!("{path} is not granted{how} (mounts)")))
+        Err(refused(what, format!("{path} is not granted{} (mounts)", how(naming))))
     }
 
     fn writable(&self, path: &str) -> Result<(), String> {
-        if !ceiling::is_writable_source(path) {
+        let Some(naming) = ceiling::writable_source(path) else {
             return Err(format!("no container may write to {path}, whatever is granted"));
+        };
+        match self.effective.allows_writable_mount(path, naming) {
+            true => Ok(()),
+            false => Err(format!("{path} is not granted{} with \":rw\" (mounts)", how(naming))),
         }
-        if !self.effective.allows_writable_mount(path) {
-            return Err(format!("{path} is not granted with \":rw\" (mounts)"));
-        }
-        Ok(())
     }
 
     fn hook(&self, hook: &mut Hook) -> Result<(), Problem> {
@@ -244,7 +252,9 @@ impl Verifier<'_> {
             .map_err(|problem| Problem { message: format!("{what}: {}", problem.message), ..problem })?;
         let (real, _) = self.files.resolve(&hook.path).map_err(|problem| unseen(&what, problem))?;
         self.sources().check_way(&real).map_err(|problem| unseen(&what, problem))?;
-        let program = std::fs::metadata(self.sources().place(&real)).map_err(|error| wrong(&what, error))?;
+        let program = std::fs::metadata(self.sources().place(&real));
+        let program = program
+            .map_err(|error| Problem::unavailable(ProblemCode::IoError, format!("{what}: {error}")))?;
         let mode = program.permissions().mode();
         if !program.is_file() || mode & 0o111 == 0 {
             return Err(wrong(&what, "it is not a program"));
@@ -255,6 +265,15 @@ impl Verifier<'_> {
         // The checked path is the one that runs: a link may change.
         hook.path = real;
         Ok(())
+    }
+}
+
+/// How a grant has to name something, for messages.
+fn how(naming: Naming) -> &'static str {
+    match naming {
+        Naming::Glob => "",
+        Naming::Directory(_) => " by a glob that names the vendor's directory",
+        Naming::Path => " by its exact path",
     }
 }
 

@@ -84,7 +84,7 @@ pub async fn watch(
 /// Names of the drivers' files that exist now. A missing directory has none.
 pub fn present(directory: &Path) -> io::Result<Vec<String>> {
     match list(directory, &Listing::new()) {
-        Ok(listing) => Ok(listing.into_keys().map(|stem| format!("{stem}{}", SUFFIXES[0])).collect()),
+        Ok((listing, _)) => Ok(listing.into_keys().map(|stem| format!("{stem}{}", SUFFIXES[0])).collect()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(error),
     }
@@ -195,9 +195,18 @@ impl DriversDirectory {
     /// The drivers of the directory, and whether it could be listed; if not, those that were reported.
     fn list(&mut self) -> (Listing, bool) {
         match list(&self.path, &self.reported) {
-            Ok(listing) => {
-                self.complained = false;
-                (listing, true)
+            Ok((listing, unread)) => {
+                let has_complained = std::mem::replace(&mut self.complained, !unread.is_empty());
+                for (driver, error) in unread.iter().filter(|_| !has_complained) {
+                    let error = chain(error);
+                    tracing::warn!(
+                        driver,
+                        error,
+                        "the files of a driver cannot be looked at, they stay as they were"
+                    );
+                }
+                let is_complete = unread.iter().all(|(stem, _)| listing.contains_key(stem));
+                (listing, is_complete)
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.complained = false;
@@ -295,15 +304,15 @@ fn settles_in(stamp: &Stamp) -> Option<Duration> {
     limit::FILE_SETTLE.checked_sub(age)
 }
 
-/// The drivers of a directory. A file that cannot be looked at fails the list: a driver whose file or grant seems to be gone would stop.
-/// Known ones first, and the others by name, so that a new file never displaces one that serves.
-fn list(directory: &Path, known: &Listing) -> io::Result<Listing> {
+/// The drivers of a directory, and those with a file that cannot be looked at, whose files stay as they were: a driver whose file or grant
+/// seems to be gone would stop. Known ones first, and the others by name, so that a new file never displaces one that serves.
+fn list(directory: &Path, known: &Listing) -> io::Result<(Listing, Vec<(String, io::Error)>)> {
     // Whether a name is new, and the name.
     let (mut names, mut too_many) = (BTreeSet::new(), 0);
     for entry in std::fs::read_dir(directory)? {
         let name = entry?.file_name();
         let Some(stem) = stem(&name) else { continue };
-        if stamp(&directory.join(&name))?.is_some() {
+        if !matches!(stamp(&directory.join(&name)), Ok(None)) {
             names.insert((!known.contains_key(stem), stem.to_owned()));
         }
         if names.len() > limit::DRIVER_FILES_MAX {
@@ -315,14 +324,20 @@ fn list(directory: &Path, known: &Listing) -> io::Result<Listing> {
         let max = limit::DRIVER_FILES_MAX;
         tracing::warn!(directory = %directory.display(), too_many, max, "more drivers in the directory than are looked at");
     }
-    let mut listing = Listing::new();
+    let (mut listing, mut unread) = (Listing::new(), Vec::new());
     for (_, stem) in names {
-        let listed = Listed::new(files(directory, &stem)?)?;
-        if listed.stamps[0].is_some() {
-            listing.insert(stem, listed);
+        match files(directory, &stem).and_then(Listed::new) {
+            Ok(listed) if listed.stamps[0].is_none() => {}
+            Ok(listed) => {
+                listing.insert(stem, listed);
+            }
+            Err(error) => {
+                listing.extend(known.get(&stem).map(|listed| (stem.clone(), listed.clone())));
+                unread.push((stem, error));
+            }
         }
     }
-    Ok(listing)
+    Ok((listing, unread))
 }
 
 /// The stem of a driver's file; hidden files are none.
@@ -333,7 +348,7 @@ pub fn stem(name: &OsStr) -> Option<&str> {
 
 /// Follows links: a mounted ConfigMap is a directory of them. None: there is no such file.
 fn stamp(path: &Path) -> io::Result<Option<Stamp>> {
-    let Some(found) = file::reachable(path)?.filter(std::fs::Metadata::is_file) else { return Ok(None) };
+    let Some(found) = file::metadata(path)?.filter(std::fs::Metadata::is_file) else { return Ok(None) };
     let changed = [found.ctime(), found.ctime_nsec()];
     Ok(Some((found.dev(), found.ino(), found.size(), found.modified()?, changed)))
 }
@@ -483,6 +498,23 @@ mod tests {
     fn put(dir: &Path, stem: &str) {
         let file = std::fs::File::create(dir.join(format!("{stem}.wasm"))).unwrap();
         file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    }
+
+    /// One link in a circle, or one name that is too long for a grant's, kept every other driver of the directory from being seen.
+    #[test]
+    fn a_file_that_cannot_be_looked_at_keeps_no_other_from_being_seen() {
+        let dir = tempfile::tempdir().unwrap();
+        let long = "l".repeat(248);
+        put(dir.path(), "a");
+        put(dir.path(), &long);
+        std::os::unix::fs::symlink("circle.wasm", dir.path().join("circle.wasm")).unwrap();
+        let (listing, unread) = list(dir.path(), &Listing::new()).unwrap();
+        assert_eq!(listing.keys().collect::<Vec<_>>(), ["a", &long]);
+        assert_eq!(unread.iter().map(|(stem, _)| stem.as_str()).collect::<Vec<_>>(), ["circle"]);
+
+        std::os::unix::fs::symlink("a.grant.yaml", dir.path().join("a.grant.yaml")).unwrap();
+        let (kept, unread) = list(dir.path(), &listing).unwrap();
+        assert_eq!((kept.get("a"), unread.len()), (listing.get("a"), 2), "it stays as it was");
     }
 
     /// The files listed first were taken, in the order of the file system: a new file displaced a driver that served.

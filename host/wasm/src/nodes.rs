@@ -26,6 +26,8 @@ use nodedock_model::{Problem, ProblemCode};
 const CONSOLES: &str = "class/tty/console/active";
 /// Where the kernel shows under which names the major numbers of devices are registered.
 const REGISTERED: &str = "devices";
+/// Where the kernel lists its consoles, with their numbers at the end of the line.
+const REGISTERED_CONSOLES: &str = "consoles";
 
 /// Names of the machine's memory, ports and log and of its watchdogs: a second line behind the kind of the device.
 static DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
@@ -44,7 +46,7 @@ pub(super) struct Node {
     pub(super) info: NodeInfo,
     pub(super) naming: Naming,
     /// What kind of device it is, for messages: the subsystem.
-    subsystem: Option<String>,
+    pub(super) subsystem: Option<String>,
 }
 
 impl Node {
@@ -131,7 +133,9 @@ impl DevRoot {
         };
         let name = sysfs_path.as_deref().and_then(|path| path.rsplit('/').next());
         let is_console = match name {
-            Some(name) if subsystem.as_deref() == Some("tty") => is_console(sysfs, name)?,
+            Some(name) if subsystem.as_deref() == Some("tty") => {
+                is_console(sysfs, name)? || self.is_registered_console(major, minor)?
+            }
             _ => false,
         };
         let facts = NodeFacts {
@@ -156,18 +160,30 @@ impl DevRoot {
         Ok(Node { info, naming, subsystem })
     }
 
+    /// Whether the kernel lists the numbers of a terminal among its consoles, which may have another name there (`3270/tty1`).
+    fn is_registered_console(&self, major: u32, minor: u32) -> Result<bool, Problem> {
+        let numbers = format!("{major}:{minor}");
+        let consoles = self.proc_text(REGISTERED_CONSOLES)?.unwrap_or_default();
+        Ok(consoles.lines().any(|line| line.split_whitespace().next_back() == Some(numbers.as_str())))
+    }
+
     /// The name under which a module registered a major number of character devices, if there is exactly one kind of them.
     fn registered(&self, major: u32) -> Result<Option<String>, Problem> {
-        let path = self.proc.join(REGISTERED);
-        let text = match std::fs::read_to_string(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        let text = self.proc_text(REGISTERED)?;
+        Ok(text.as_deref().and_then(|text| registered_name(text, major)).map(str::to_owned))
+    }
+
+    /// A file of `/proc`; `None` where the kernel has none.
+    fn proc_text(&self, name: &str) -> Result<Option<String>, Problem> {
+        let path = self.proc.join(name);
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Ok(Some(text)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => {
                 let message = format!("{}: {error}", path.display());
-                return Err(Problem::unavailable(ProblemCode::IoError, message));
+                Err(Problem::unavailable(ProblemCode::IoError, message))
             }
-        };
-        Ok(registered_name(&text, major).map(str::to_owned))
+        }
     }
 
     /// Nodes that match; other files and denied nodes are left out.

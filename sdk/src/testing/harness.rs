@@ -293,7 +293,8 @@ impl<D: Driver> Harness<D> {
                 edits.mounts.iter().filter(|mount| mount.options.iter().any(|option| option == "rw"));
             for mount in writable.filter(|_| by_file) {
                 let path = &mount.host_path;
-                let is_granted = ceiling::is_writable_source(path) && granted.allows_writable_mount(path);
+                let naming = ceiling::writable_source(path);
+                let is_granted = naming.is_some_and(|naming| granted.allows_writable_mount(path, naming));
                 demand_granted("mounts, with \":rw\"", is_granted, path);
             }
             for group in edits.additional_gids.iter().filter(|_| by_file) {

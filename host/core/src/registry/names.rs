@@ -207,7 +207,16 @@ impl Registry {
         self.0.state.write().names.facts.remove(key);
     }
 
-    /// Notes the driver that a source's grant names. A grant that cannot be read names none.
+    /// Notes that a source's grant cannot be read: it names the driver that it named before, if it was read.
+    pub fn set_grant_unreadable(&self, key: &str) {
+        self.note_fact(key, |facts| {
+            if facts.grant == Fact::Unread {
+                facts.grant = Fact::Nothing;
+            }
+        });
+    }
+
+    /// Notes the driver that a source's grant names.
     pub fn set_granted_name(&self, key: &str, granted: Option<DriverName>) {
         self.note_fact(key, |facts| facts.grant = granted.into());
     }

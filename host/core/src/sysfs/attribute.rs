@@ -14,6 +14,12 @@ use nodedock_model::{Problem, ProblemCode};
 static WRITE_DENIED: LazyLock<PatternSet> = LazyLock::new(|| {
     patterns(&[
         "devices/system/**",
+        "devices/{cpu,cpu_*,css[0-9]*,rbd}/**",
+        "devices/platform/{dell_rbu,dcdbas}/**",
+        "**/{firmware,nvme,nvme-fabrics,nvme-subsystem,scsi_host,scsi_disk,scsi_device,watchdog}/**",
+        "**/target[0-9]*/**",
+        "**/{delete,eject,online,authorized,driver_override,reset_controller,delete_controller,rescan_controller}",
+        "**/{reset_subordinate,legacy_io,legacy_mem,console}",
         "devices/virtual/{bdi,block,firmware,mem,misc,tty,vtconsole,workqueue}/**",
         "devices/**/block/**",
         "**/power/**",

@@ -355,12 +355,14 @@ impl SysfsRoot {
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
             swaps => swaps.map_err(|error| unknown("swaps", &error))?,
         };
-        for disk in disks {
-            let holders = self.entries(&format!("class/block/{disk}/holders"))?;
+        for name in disks {
+            let holders = self.entries(&format!("class/block/{name}/holders"))?;
+            // In `/dev` the exclamation mark of a name is a slash (`cciss!c0d0`).
+            let disk = name.replace('!', "/");
             if let Some(holder) = holders.first() {
                 return Ok(Some(format!("disk {disk} is part of {holder}")));
             }
-            let number = self.find_text(&format!("class/block/{disk}/dev"))?.unwrap_or_default();
+            let number = self.find_text(&format!("class/block/{name}/dev"))?.unwrap_or_default();
             if is_mounted(&mounts, &number, &disk) {
                 return Ok(Some(format!("disk {disk} is mounted")));
             }
@@ -384,15 +386,17 @@ impl SysfsRoot {
             if flags & 1 == 1 {
                 return Ok(Some(format!("interface {name} is up: set it down first")));
             }
-            let above = self
-                .entries(&interface)?
-                .into_iter()
-                .find(|entry| entry == "master" || entry.starts_with("upper_"));
-            if above.is_some() {
+            if self.interface_above(&name)?.is_some() {
                 return Ok(Some(format!("interface {name} is part of a bond, bridge or VLAN")));
             }
         }
         Ok(None)
+    }
+
+    /// The bond, bridge or other interface that an interface is part of.
+    pub fn interface_above(&self, name: &str) -> Result<Option<String>, Problem> {
+        let entries = self.entries(&format!("class/net/{name}"))?;
+        Ok(entries.into_iter().find(|entry| entry == "master" || entry.starts_with("upper_")))
     }
 
     fn vfs_in_use(&self, directory: &str, _: NodeUse<'_>) -> Result<Option<String>, Problem> {

@@ -113,9 +113,18 @@ impl SysfsRoot {
         let mut value = chosen.unwrap_or(whole);
         let mut stored = self.store(found, value);
         // A text that only looked like a list of choices is now what was written.
-        let is_text = |stored: &Written| stored.outcome.is_ok() && stored.value.as_deref() == chosen;
+        let is_text = |stored: &Written| {
+            stored.outcome.is_ok() && matches!(&stored.value, Ok(reads) if reads.as_deref() == chosen)
+        };
         if chosen.is_some() && stored.as_ref().is_ok_and(is_text) {
             value = whole;
+            stored = self.store(found, value);
+        }
+        // A list that has other choices by now takes no whole list, but the one that was chosen if it is still among them.
+        if let (None, Some(word)) = (chosen, found.value.as_deref().and_then(|now| still_listed(before, now)))
+            && stored.as_ref().is_ok_and(|stored| stored.outcome.is_err())
+        {
+            value = word;
             stored = self.store(found, value);
         }
         let written = match stored {
@@ -126,7 +135,7 @@ impl SysfsRoot {
             return Fate::left(stood, problem);
         }
         let odd = match written.value {
-            Ok(found) => found.filter(|found| found != before).map(|reads| {
+            Ok(reads) => reads.filter(|reads| reads != before).map(|reads| {
                 let message = format!("/sys/{} took {value:?} and reads as {reads:?}", found.path);
                 Problem::unavailable(ProblemCode::ValueReadsOtherwise, message)
             }),
@@ -142,6 +151,12 @@ impl SysfsRoot {
 fn chosen<'a>(before: &'a str, now: &str) -> Option<&'a str> {
     let (was, is) = (Choices::parse(before)?, Choices::parse(now)?);
     (was.all == is.all).then_some(was.chosen)
+}
+
+/// Returns the word that was chosen, if it is among the choices of now. Only for a file that refuses the whole text.
+fn still_listed<'a>(before: &'a str, now: &str) -> Option<&'a str> {
+    let (was, is) = (Choices::parse(before)?, Choices::parse(now)?);
+    is.all.contains(&was.chosen).then_some(was.chosen)
 }
 
 /// The choices of an attribute that lists all of them.

@@ -51,7 +51,15 @@ pub(crate) fn faults(paths: &Paths) -> Result<Vec<String>> {
         let existing = existing.unwrap_or(Path::new("/"));
         let found = permissions::on_the_way(existing);
         let found = found.with_context(|| format!("look at the directories of {}", existing.display()))?;
-        faults.extend(found.iter().map(ToString::to_string));
+        let own = paths.own_directories();
+        faults.extend(found.iter().map(|fault| match fault.belongs_to_another() && !own.contains(&&*fault.path) {
+            // It may be a user's home: no command of ours gives it away.
+            true => format!(
+                "{} belongs to another user, who can replace what is below: choose a --root whose parents belong to root or to the daemon's user",
+                fault.path.display()
+            ),
+            false => fault.to_string(),
+        }));
     }
     Ok(faults.into_iter().collect())
 }

@@ -38,18 +38,14 @@ pub struct NodeFacts<'a> {
 /// Subsystems of character devices that are one device each, made for programs without rights of root.
 const DEVICE_SUBSYSTEMS: &[&str] = &[
     "accel",
-    "accessibility",
     "bluetooth",
     "cec",
     "counter",
     "cdx",
-    "dma_heap",
     "drm",
     "dvb",
-    "firewire",
     "gnss",
     "gpio",
-    "graphics",
     "habanalabs",
     "hailo_chardev",
     "apex",
@@ -74,28 +70,22 @@ const DEVICE_SUBSYSTEMS: &[&str] = &[
     "nvidia-nvswitch",
     "nvidia-uvm",
     "nvidiactl",
-    "phantom",
     "pps",
     "printer",
     "ptp",
     "rc",
-    "remoteproc",
-    "rpmsg",
     "rtc",
     "sound",
     "spidev",
-    "tee",
     "tpmrm",
     "tty",
     "usb",
     "usb_device",
     "usbmisc",
-    "vduse",
     "vfio",
     "vfio-dev",
     "video4linux",
     "wwan",
-    "xillybus",
 ];
 
 /// Subsystems of character devices that reach the memory of the machine, commands of its storage, its consoles and model-specific
@@ -126,6 +116,8 @@ const NEVER_SUBSYSTEMS: &[&str] = &[
     "vtconsole",
     "watchdog",
     "wmi",
+    "scsi_tape",
+    "megaraid_sas_ioctl",
 ];
 
 /// The same of devices of `misc`, which has one of each kind, by their names in the kernel.
@@ -139,19 +131,27 @@ const NEVER_MISC: &[&str] = &[
     "sgx_provision",
     "xen!privcmd",
     "vboxguest",
+    "crash",
+    "vmcp",
+    "zfs",
+    "nvme-fabrics",
+    "mpt2ctl",
+    "mpt3ctl",
 ];
 
 /// Numbers of `null`, `zero`, `full`, `random` and `urandom` (Linux, devices.txt); every other device with the major number of memory reaches
 /// memory, ports or the kernel's log.
 const MEMORY_MAJOR: u32 = 1;
 const HARMLESS_MINORS: &[u32] = &[3, 5, 7, 8, 9];
-/// Virtual consoles and the terminals of processes (devices.txt): `tty0` to `tty63`, and `tty`, `console` and `ptmx`.
+/// Virtual consoles and the terminals of processes (devices.txt): `tty0` to `tty63`, and `tty`, `console`, `ptmx` and `ttyprintk`.
 const VIRTUAL_CONSOLES_MAJOR: u32 = 4;
 const VIRTUAL_CONSOLES: u32 = 64;
 const TERMINALS_MAJOR: u32 = 5;
-const TERMINALS: u32 = 3;
-/// Pseudo terminals: their directory is no part of `/sys`.
-const PSEUDO_TERMINALS: std::ops::RangeInclusive<u32> = 128..=143;
+const TERMINALS: u32 = 4;
+/// Pseudo terminals, those of BSD too: the directory of the others is no part of `/sys`.
+const PSEUDO_TERMINALS: [std::ops::RangeInclusive<u32>; 2] = [2..=3, 128..=143];
+/// Groups of `vfio` without an IOMMU reach the memory of the machine.
+const WITHOUT_IOMMU: &str = "noiommu-";
 
 /// Returns how a grant has to name a device node; `None`: no driver may have it.
 pub fn device_node(facts: NodeFacts<'_>) -> Option<Naming> {
@@ -161,13 +161,14 @@ pub fn device_node(facts: NodeFacts<'_>) -> Option<Naming> {
     }
     let is_terminal = (major == VIRTUAL_CONSOLES_MAJOR && minor < VIRTUAL_CONSOLES)
         || (major == TERMINALS_MAJOR && minor < TERMINALS)
-        || PSEUDO_TERMINALS.contains(&major);
+        || PSEUDO_TERMINALS.iter().any(|majors| majors.contains(&major));
     let is_memory = major == MEMORY_MAJOR && !HARMLESS_MINORS.contains(&minor);
     let has_name = |names: &[&str]| name.is_some_and(|name| names.contains(&name));
     match subsystem {
         _ if is_terminal || is_memory || is_console => None,
         Some(subsystem) if NEVER_SUBSYSTEMS.contains(&subsystem) => None,
         Some("misc") if has_name(NEVER_MISC) => None,
+        Some("vfio") if name.is_some_and(|name| name.starts_with(WITHOUT_IOMMU)) => None,
         Some(subsystem) if DEVICE_SUBSYSTEMS.contains(&subsystem) => Some(Naming::Glob),
         Some(_) | None => Some(Naming::Path),
     }
@@ -180,6 +181,9 @@ static SYSTEM_LIBRARIES: LazyLock<PatternSet> = LazyLock::new(|| {
         "/usr/local/{lib,lib64,share}/**",
         "/{lib,lib32,lib64,libx32}/**",
         "/opt/**",
+        // Where /opt is on machines with an immutable root (ostree), and where everything is on NixOS.
+        "/var/opt/**",
+        "/nix/store/**",
     ])
 });
 
@@ -203,8 +207,8 @@ static SERVICES: LazyLock<PatternSet> = LazyLock::new(|| {
 /// Files and directories that are named as keys and credentials, in lower case.
 static SECRETS: LazyLock<PatternSet> = LazyLock::new(|| {
     patterns(&[
-        "**/*.{key,pem,p12,pfx,jks,keytab,kdbx,ppk}",
-        "**/{.netrc,.pgpass,.htpasswd,.npmrc,.pypirc,.git-credentials,authorized_keys,known_hosts}",
+        "**/*.{creds,key,pem,p12,pfx,jks,keytab,kdbx,ppk}",
+        "**/{.env,.dockerconfigjson,auth.json,kubeconfig,.netrc,.pgpass,.htpasswd,.npmrc,.pypirc,.git-credentials,authorized_keys,known_hosts}",
         "**/id_{rsa,dsa,ecdsa,ed25519}*",
         "**/*{secret,password,passwd,credential,token,apikey,api-key,api_key,private-key,private_key,privkey}*",
         "**/*{secret,password,passwd,credential,token,apikey,api-key,api_key,private-key,private_key,privkey}*/**",
@@ -250,9 +254,10 @@ const NEVER_MOUNTED: &[&str] = &[
     "/sys",
     "/tmp",
     "/run/{buildkit,containerd,containers,cri-dockerd,crio,dbus,docker,k3s,lock,log,lvm,mount,netns,nodedock,podman,secrets,sshd,sudo,systemd,udev,user}",
-    "/run/{*.sock,*kube*}",
+    "/run/{*.sock,*kube*,*.d,initramfs,credentials,runc,crun,k0s,vc,kata-containers,cni,libvirt,cilium,calico,spire}",
+    "/media/root-rw",
     "/var/cache/nodedock",
-    "/var/lib/{containerd,containers,cni,crio,cri-dockerd,docker,etcd,k0s,kubelet,kubeadm,nodedock,rancher,systemd,sudo,dbus,polkit-1}",
+    "/var/lib/{containerd,containers,cni,crio,cri-dockerd,docker,etcd,k0s,kubelet,kubeadm,nodedock,rancher,systemd,sudo,dbus,polkit-1,cloud,dkms,dpkg,rpm,libvirt,lxd,minikube,kube-proxy,etcd-*}",
     "/var/{log,spool,tmp,run}",
 ];
 
@@ -295,10 +300,14 @@ pub const WELL_KNOWN: &[&str] = &[
     "/var/cache/nodedock",
 ];
 
-/// Below them a container may write, if the grant says so: what programs of the node do not run or load.
+/// Below them a container may write, if the grant says so.
 static WRITABLE: LazyLock<PatternSet> = LazyLock::new(|| {
     patterns(&["/{opt,run,srv,mnt,media,data,scratch}/**", "/var/{cache,lib,opt,scratch}/**"])
 });
+
+/// Programs that the node runs as root are there as well.
+static RUN_BY_THE_NODE: LazyLock<PatternSet> =
+    LazyLock::new(|| with_all_below(&["/opt/{cni,containerd,bin,sbin}"]));
 
 /// Returns how a grant has to name the source of a mount; `None`: it is never mounted. `path` is absolute, plain and without links.
 pub fn mount_source(path: &str) -> Option<Naming> {
@@ -313,32 +322,45 @@ pub fn mount_source(path: &str) -> Option<Naming> {
     Some(vendors.iter().find_map(|parent| below_vendor(path, parent)).unwrap_or(Naming::Path))
 }
 
-/// Returns whether a container may write to a mount of this source, if the grant says so.
-pub fn is_writable_source(path: &str) -> bool {
-    WRITABLE.matches(path)
+/// Returns how a grant has to name, with `:rw`, a source that a container may write to; `None`: no container may.
+pub fn writable_source(path: &str) -> Option<Naming> {
+    let is_writable = WRITABLE.matches(path) && !RUN_BY_THE_NODE.matches(path);
+    // Below /opt each vendor has a directory.
+    let vendor = path.starts_with("/opt/").then_some(Naming::Directory(2));
+    mount_source(path)
+        .filter(|_| is_writable)
+        .map(|naming| vendor.map_or(naming, |vendor| naming.max(vendor)))
 }
 
 /// Names that change how programs find or run code, as a second line: only the exact name grants them.
 pub(super) const LOADING_ENV: &[&str] = &[
+    "*_INJECTION*",
+    "*_TOOLS_LIB",
+    "*_VISIBLE_DEVICES",
     "BASH_ENV",
     "CLASSPATH",
+    "CORECLR_*",
+    "COR_*",
     "DOTNET_*",
     "DYLD_*",
     "ENV",
     "GCONV_PATH",
     "GIO_*",
+    "GIT_*",
     "GLIBC_TUNABLES",
     "GTK_*",
     "HOSTALIASES",
     "IFS",
     "JAVA_*",
     "JDK_*",
+    "KUBERNETES_*",
     "LD_*",
     "LOCPATH",
     "LUA_*",
     "MALLOC_*",
     "NODE_*",
     "NPM_*",
+    "OCL_ICD_*",
     "OPENSSL_*",
     "PATH",
     "PERL*",
@@ -349,6 +371,7 @@ pub(super) const LOADING_ENV: &[&str] = &[
     "SHELLOPTS",
     "SSL_*",
     "TCL*",
+    "VK_*",
     "_JAVA_OPTIONS",
 ];
 
@@ -364,6 +387,7 @@ pub(super) const RUNTIME_ANNOTATIONS: &[&str] = &[
     "*.nri.io/**",
     "*.opencontainers.org/**",
     "*.podman.io/**",
+    "*.cri-o.io/**",
     "cri-o.io/**",
     "kubernetes.io/**",
     "k8s.io/**",

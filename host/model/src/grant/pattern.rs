@@ -6,6 +6,7 @@
 pub use globset::GlobMatcher;
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 
+use super::ceiling::Naming;
 use crate::limit::GRANT_ENTRY_BYTES_MAX;
 use crate::rule::is_unprintable;
 
@@ -40,9 +41,12 @@ pub fn literal_prefix(text: &str) -> &str {
     text.split(['*', '?', '[', '{']).next().unwrap_or(text)
 }
 
-/// Returns how many segments are before the first one with a wildcard.
+/// Returns how many segments are before the first one with a wildcard, in each alternative (`{a,b}`).
 pub fn literal_segments(glob: &str) -> usize {
-    glob.trim_start_matches('/').split('/').take_while(|segment| is_literal(segment)).count()
+    let before = |glob: &String| {
+        glob.trim_start_matches('/').split('/').take_while(|segment| is_literal(segment)).count()
+    };
+    alternatives(glob).and_then(|all| all.iter().map(before).min()).unwrap_or(0)
 }
 
 /// Parses a glob, relative or absolute.
@@ -111,6 +115,15 @@ impl PatternSet {
     /// Returns whether one of the globs is this text, without wildcards.
     pub fn names(&self, text: &str) -> bool {
         is_literal(text) && self.texts.iter().any(|known| known == text)
+    }
+
+    /// Returns whether one of the globs matches, and names the text as explicitly as that.
+    pub fn allows(&self, text: &str, naming: Naming) -> bool {
+        match naming {
+            Naming::Glob => self.matches(text),
+            Naming::Directory(segments) => self.matches_below(text, segments),
+            Naming::Path => self.names(text),
+        }
     }
 
     /// Returns whether one of the globs matches and begins with this many segments without wildcards.

@@ -111,6 +111,7 @@ impl WasmFiles {
             reloads,
             interrupted_reload: None,
             awaited_name: None,
+            name_not_stored: false,
             reason_is_of_trust: false,
             interrupted: false,
             open_files: Vec::new(),
@@ -151,6 +152,8 @@ struct Worker {
     interrupted_reload: Option<oneshot::Sender<Reloaded>>,
     /// The name that the last load did not get, because it belongs to another source or could not be stored.
     awaited_name: Option<DriverName>,
+    /// The last load failed because the checkpoint did not take the name.
+    name_not_stored: bool,
     /// The last load failed because the file is not trusted, or others may change it.
     reason_is_of_trust: bool,
     /// The last load did not end.
@@ -238,7 +241,8 @@ impl Worker {
                     return Some(if is_gone { Next::Remove } else { Next::Load("file") });
                 }
                 Ok(()) = self.policies.changed() => return Some(Next::Judge),
-                Ok(()) = self.names_freed.changed() => {
+                // A name that the checkpoint does not take is free again with each attempt: the poll below tries it.
+                Ok(()) = self.names_freed.changed(), if !self.name_not_stored => {
                     if let Some(next) = self.name_changed() {
                         return Some(next);
                     }
@@ -296,10 +300,12 @@ impl Worker {
         let started = Instant::now();
         let verification = Verification::begin(&files).await;
         self.shared.registry.set_source(&self.source, Some(files.source()));
-        let granted_name = verification.grant.as_ref().ok().and_then(|grant| grant.driver.clone());
-        self.shared.registry.set_granted_name(&self.source, granted_name);
-        if let Ok(grant) = &verification.grant {
-            self.revoke(grant, cause);
+        match &verification.grant {
+            Ok(grant) => {
+                self.shared.registry.set_granted_name(&self.source, grant.driver.clone());
+                self.revoke(grant, cause);
+            }
+            Err(_) => self.shared.registry.set_grant_unreadable(&self.source),
         }
         let tasks = self.shared.tasks.clone();
         let room = tokio::select! {
@@ -323,6 +329,7 @@ impl Worker {
             Ok(ready) => self.switch(ready, started, cause).await,
             Err(refusal) => Err(refusal),
         };
+        self.name_not_stored = matches!(outcome, Err(Refusal::NameNotStored { .. }));
         self.awaited_name = match &outcome {
             Err(
                 Refusal::Name { name, .. }

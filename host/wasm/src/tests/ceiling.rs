@@ -36,6 +36,10 @@ const PATHS: &[&str] = &[
     "/nix/store/a",
     "/opt",
     "/opt/acme/lib",
+    "/opt/cni/bin",
+    "/run/modprobe.d/a",
+    "/sysroot/ostree",
+    "/data",
     "/opt/acme/id_rsa",
     "/proc/1/root",
     "/proc/devices",
@@ -102,7 +106,7 @@ fn sources_of_mounts_and_files_are_as_recorded() {
     let mut text = "# path | mounted | writable with :rw | read (hostFiles)\n".to_owned();
     for path in PATHS {
         let mounted = ceiling::mount_source(path);
-        let writable = if mounted.is_some() && ceiling::is_writable_source(path) { "yes" } else { "no" };
+        let writable = naming(ceiling::writable_source(path));
         writeln!(text, "{path} | {} | {writable} | {}", naming(mounted), naming(ceiling::host_file(path)))
             .unwrap();
     }

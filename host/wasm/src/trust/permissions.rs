@@ -39,6 +39,11 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
+    /// Whether the owner is another than root and the daemon's user.
+    pub fn belongs_to_another(&self) -> bool {
+        !is_owned(self.uid, self.own_uid)
+    }
+
     /// `shielded`: in this directory, no other user can replace the entry that matters.
     fn find(path: &Path, uid: u32, mode: u32, own_uid: u32, shielded: bool) -> Option<Self> {
         let is_writable = mode & WRITE_OF_OTHERS != 0 && !shielded;
@@ -49,6 +54,14 @@ impl Fault {
 
 fn is_owned(uid: u32, own_uid: u32) -> bool {
     uid == 0 || uid == own_uid
+}
+
+/// The mode of a directory, without the write permission of a user's private group: it has the user's own number, and no other member
+/// (`USERGROUPS_ENAB`, login.defs(5)). Such users have the umask 002.
+fn mode(found: &std::fs::Metadata) -> u32 {
+    let own = own_uid();
+    let is_private = own != 0 && found.uid() == own && found.gid() == own;
+    found.mode() & 0o7777 & if is_private { !0o020 } else { !0 }
 }
 
 fn own_uid() -> u32 {
@@ -75,7 +88,7 @@ pub fn of_directory(directory: &Path) -> io::Result<Vec<Fault>> {
         let found = std::fs::symlink_metadata(path)?;
         // In a sticky directory no other user can replace what is root's or ours, as in /tmp.
         let shielded = found.mode() & STICKY != 0 && below_is_owned;
-        faults.extend(Fault::find(path, found.uid(), found.mode() & 0o7777, own, shielded));
+        faults.extend(Fault::find(path, found.uid(), mode(&found), own, shielded));
         below_is_owned = is_owned(found.uid(), own);
     }
     Ok(faults)
@@ -92,7 +105,7 @@ pub fn on_the_way(directory: &Path) -> io::Result<Vec<Fault>> {
     let mut look = |path: &Path, has_owned_entry: bool| {
         let found = std::fs::symlink_metadata(path)?;
         let shielded = found.mode() & STICKY != 0 && has_owned_entry;
-        let fault = Fault::find(path, found.uid(), found.mode() & 0o7777, own, shielded);
+        let fault = Fault::find(path, found.uid(), mode(&found), own, shielded);
         faults.extend(fault.filter(|fault| !faults.contains(fault)));
         Ok::<_, io::Error>(())
     };

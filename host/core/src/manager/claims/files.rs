@@ -19,12 +19,13 @@ use crate::driver::moved::{Moved, first_moved};
 use crate::edit_sources::EditSources;
 use crate::hardware::Hardware;
 use crate::manager::{Manager, ManagerSettings};
+use crate::sysfs::blocking::LOOK_WALL;
 use nodedock_base::backoff::Backoff;
 use nodedock_base::clock::now_ms;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
-    ClaimRecord, ClaimState, DriverKind, DriverName, PreparedDevice, Problem, ProblemCode, Uid,
+    ClaimRecord, ClaimState, DriverKind, DriverName, PreparedClaim, PreparedDevice, Problem, ProblemCode, Uid,
 };
 
 /// Claims whose files are repaired together: bounds the time for which each is locked.
@@ -117,13 +118,14 @@ impl Manager {
         mut refused: BTreeMap<Uid, Problem>,
     ) -> BTreeMap<Uid, Problem> {
         self.survey().await;
+        let unsafe_sources = self.unsafe_sources(records).await;
         for record in records {
             let (uid, collision) = (&record.id.uid, collision(&self.cdi, record));
             let moved = match nodes {
                 Nodes::Unchecked => moved(record, &self.settings.hardware),
                 Nodes::Checked => None,
             };
-            let unsafe_source = unsafe_source(record, &self.settings.hardware);
+            let unsafe_source = unsafe_sources.get(uid).cloned();
             let problems = [
                 refused.get(uid).cloned(),
                 collision.clone(),
@@ -137,6 +139,33 @@ impl Manager {
             }
         }
         refused
+    }
+
+    /// Claims whose container edits name files that others may exchange. Looks in a thread of its own: a file system may hang.
+    async fn unsafe_sources(&self, records: &[Arc<ClaimRecord>]) -> BTreeMap<Uid, Problem> {
+        let with_sources: Vec<_> = records.iter().filter(|record| has_sources(record)).cloned().collect();
+        if with_sources.is_empty() {
+            return BTreeMap::new();
+        }
+        let (hardware, uids) = (
+            self.settings.hardware.clone(),
+            with_sources.iter().map(|record| record.id.uid.clone()).collect::<Vec<_>>(),
+        );
+        let find = move || {
+            let found = with_sources
+                .iter()
+                .filter_map(|record| Some((record.id.uid.clone(), unsafe_source(record, &hardware)?)));
+            found.collect()
+        };
+        match tokio::time::timeout(LOOK_WALL, tokio::task::spawn_blocking(find)).await {
+            Ok(Ok(found)) => found,
+            Ok(Err(_)) | Err(_) => {
+                let message =
+                    format!("a file that container edits name could not be looked at within {LOOK_WALL:?}");
+                let stuck = Problem::unavailable(ProblemCode::EditSourceUnsafe, message);
+                uids.into_iter().map(|uid| (uid, stuck.clone())).collect()
+            }
+        }
     }
 
     /// The same for claims that are prepared already; notes in their history when files of plugins go missing or come back.
@@ -483,6 +512,15 @@ fn moved(record: &ClaimRecord, hardware: &Hardware) -> Option<Problem> {
     );
     let problem = Problem::unavailable(ProblemCode::DeviceNodeMoved, message).with("node", path);
     Some(problem.with("driver", driver).with("then", then).with("now", now))
+}
+
+/// Whether container edits of a WebAssembly driver name files of the node.
+fn has_sources(record: &ClaimRecord) -> bool {
+    let edits_of = |prepared: &PreparedClaim| {
+        let of_devices = prepared.devices.iter().filter_map(|device| device.access.edits());
+        of_devices.chain([&prepared.edits]).any(|edits| !edits.mounts.is_empty() || !edits.hooks.is_empty())
+    };
+    record.drivers.values().any(|part| part.current().is_some_and(edits_of))
 }
 
 /// The source of a mount, or the program of a hook, that others may exchange now, or that is something else than it was. A response would repeat its path.

@@ -162,6 +162,18 @@ fn of_choices_the_chosen_one_is_written() {
     }
 }
 
+#[test]
+fn of_choices_that_are_others_now_the_chosen_one_is_written_if_it_is_left() {
+    for (before, now, written) in [
+        ("none [timer] heartbeat", "[none] timer heartbeat battery", Some("timer")),
+        ("none [timer] heartbeat", "[none] heartbeat", None),
+        ("rack 7 [db]", "db", None),
+        ("plain text", "[none] plain", None),
+    ] {
+        assert_eq!(still_listed(before, now), written, "{before:?} {now:?}");
+    }
+}
+
 #[tokio::test]
 async fn a_text_in_brackets_is_restored_whole() {
     // A kernel takes a value as a whole, and a file of a test does not.

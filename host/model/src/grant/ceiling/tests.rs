@@ -69,6 +69,9 @@ fn memory_storage_commands_and_consoles_are_never_given() {
         (5, 0),
         (5, 1),
         (5, 2),
+        (5, 3),
+        (2, 0),
+        (3, 7),
         (136, 0),
         (143, 7),
     ] {
@@ -197,10 +200,19 @@ fn containers_write_to_no_programs_and_libraries() {
         "/boot/a",
         "/srv",
         "/opt",
+        "/opt/cni/bin",
+        "/run/modprobe.d/a",
+        "/var/lib/dkms/a",
     ] {
-        assert!(!is_writable_source(path), "{path}");
+        assert_eq!(writable_source(path), None, "{path}");
     }
-    for path in ["/opt/acme/scratch", "/srv/data", "/var/lib/acme/a", "/run/acme/a", "/mnt/scratch"] {
-        assert!(is_writable_source(path), "{path}");
+    for (path, naming) in [
+        ("/opt/acme/scratch", Naming::Directory(2)),
+        ("/srv/data", Naming::Path),
+        ("/var/lib/acme/a", Naming::Directory(3)),
+        ("/run/acme/a", Naming::Directory(2)),
+        ("/mnt/scratch", Naming::Path),
+    ] {
+        assert_eq!(writable_source(path), Some(naming), "{path}");
     }
 }
