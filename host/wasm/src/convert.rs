@@ -85,7 +85,10 @@ fn name<T, E: std::fmt::Display>(parsed: Result<T, E>) -> Checked<T> {
 fn line(what: &str, text: String, max: usize) -> Checked<String> {
     bytes_within(what, &text, max)?;
     if text.contains(is_unprintable) {
-        return refuse(format!("{what} {} contains a control character, or one that is not seen", shown(&text)));
+        return refuse(format!(
+            "{what} {} contains a control character, or one that is not seen",
+            shown(&text)
+        ));
     }
     Ok(text)
 }
