@@ -20,6 +20,9 @@ pub fn is_unprintable(c: char) -> bool {
     use GeneralCategory::{
         Control, Format, LineSeparator, ParagraphSeparator, PrivateUse, Surrogate, Unassigned,
     };
+    if c.is_ascii() {
+        return c.is_ascii_control();
+    }
     let category = get_general_category(c);
     matches!(
         category,
