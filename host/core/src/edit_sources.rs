@@ -127,7 +127,7 @@ impl<'a> EditSources<'a> {
         Ok(())
     }
 
-    /// Checks that no user but root can exchange what is at this path: each directory on the way is root's, and nobody else may write it.
+    /// Checks that no user but root can exchange what is at this path: each directory on the way is root's, and no other user may write it.
     pub fn check_way(&self, path: &str) -> Result<(), Problem> {
         let place = self.place(path);
         let below = place.strip_prefix(self.root).expect("it is joined to the root");
