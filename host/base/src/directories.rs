@@ -12,6 +12,7 @@ const PARENT_MODE: u32 = 0o755;
 pub fn make(path: &Path, mode: u32) -> io::Result<()> {
     match DirBuilder::new().mode(mode).create(path) {
         Ok(()) => std::fs::set_permissions(path, Permissions::from_mode(mode)),
+        // no error: what cannot be looked at is refused as what exists and is no directory
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let Some(parent) = path.parent().filter(|parent| *parent != Path::new("")) else {

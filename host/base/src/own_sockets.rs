@@ -16,13 +16,14 @@ static PATHS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 /// Remembers a path at which this process listens.
 pub(crate) fn add(path: &Path) {
     let mut paths = PATHS.lock();
-    paths.retain(|known| known.symlink_metadata().is_ok());
+    paths.retain(|known| !matches!(crate::file::symlink_metadata(known), Ok(None)));
     paths.insert(path.to_owned());
 }
 
 /// Whether a socket, found by any path, link or mount, is one of this process: by device and inode.
 pub fn contains(device: u64, inode: u64) -> bool {
     let is_same = |path: &PathBuf| {
+        // no error: what cannot be looked at there is not this socket, which was just found
         path.symlink_metadata().is_ok_and(|found| found.dev() == device && found.ino() == inode)
     };
     PATHS.lock().iter().any(is_same)

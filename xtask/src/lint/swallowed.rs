@@ -118,7 +118,7 @@ fn drops_error(statement: &str) -> bool {
             let is_kept =
                 |drop: &&str| rest.split_once(*drop).is_none_or(|(between, _)| between.contains('?'));
             (in_a_row[..at].contains("letOk(") && !rest.contains('?'))
-                || !DROPS.iter().all(|drop| is_kept(&drop))
+                || !DROPS.iter().all(|drop| is_kept(drop))
         })
     };
     READS.iter().any(is_dropped)

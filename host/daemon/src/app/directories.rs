@@ -47,6 +47,7 @@ pub(super) fn prepare(paths: &Paths) -> Result<()> {
 pub(crate) fn faults(paths: &Paths) -> Result<Vec<String>> {
     let mut faults = BTreeSet::new();
     for directory in paths.own_directories() {
+        // no error: the look at the directories above finds it
         let existing = directory.ancestors().find(|ancestor| ancestor.symlink_metadata().is_ok());
         let existing = existing.unwrap_or(Path::new("/"));
         let found = permissions::on_the_way(existing);

@@ -62,8 +62,10 @@ fn make(recorded: &Snapshot, directory: &Path, mark: &Path) -> Result<()> {
     for (link, device) in recorded.numbers() {
         let link = directory.join("sys/dev").join(link);
         fs::create_dir_all(link.parent().context("a link has a directory")?)?;
-        if fs::symlink_metadata(&link).is_err() {
-            symlink(Path::new("../..").join(device), link)?;
+        match symlink(Path::new("../..").join(device), link) {
+            // As recorded.
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            made => made?,
         }
     }
     Ok(())
