@@ -58,8 +58,9 @@ async fn the_metrics_are_those_of_the_page_and_count_what_was_done() {
     );
     assert_eq!(found.value("nodedock_claims", &[("state", "prepared")]), Some(1.0));
     assert_eq!(found.value("nodedock_pods", &[]), Some(1.0));
-    assert_eq!(found.value("nodedock_checkpoint_commits_total", &[("outcome", "durable")]), Some(1.0));
-    assert_eq!(found.value("nodedock_checkpoint_commit_duration_seconds_count", &[]), Some(1.0));
+    // The name of the driver, and the claim.
+    assert_eq!(found.value("nodedock_checkpoint_commits_total", &[("outcome", "durable")]), Some(2.0));
+    assert_eq!(found.value("nodedock_checkpoint_commit_duration_seconds_count", &[]), Some(2.0));
     assert_eq!(found.value("nodedock_cdi_files_rendered_again_total", &[]), Some(0.0));
     let operations = [("operation_name", "PrepareResources"), ("is_error", "false")];
     assert_eq!(found.value("dra_operations_duration_seconds_count", &operations), Some(1.0));
