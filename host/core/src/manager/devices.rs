@@ -113,9 +113,9 @@ impl Manager {
             |record: &NameRecord| Some((ExtendedResource::new(&record.name).ok()?, record.source.clone()));
         let adapters = self.adapters.iter().flat_map(Adapters::list);
         let adapters = adapters.map(|adapter| (adapter.resource, adapter.driver)).collect();
-        let resources = &mut self.devices().resources;
-        resources.set_adapters(adapters);
-        resources.remember_owners(names.iter().filter_map(of), Instant::now());
+        let mut state = self.devices();
+        state.resources.set_adapters(adapters);
+        state.resources.remember_owners(names.iter().filter_map(of), Instant::now());
     }
 
     /// The devices of a pod. Until its request is answered, entries may be there that are not durable or not complete yet.
