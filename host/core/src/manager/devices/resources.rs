@@ -164,8 +164,8 @@ impl Resources {
 
     fn add(&mut self, resource: &ExtendedResource, offer: Offer) {
         self.removed.remove(resource);
-        let is_owner =
-            self.owners.get(resource).is_none_or(|owner| offer.source.owner().as_ref() == Some(owner));
+        let source = self.owner(resource, &offer.source);
+        let is_owner = self.owners.get(resource).is_none_or(|owner| source.as_ref() == Some(owner));
         let offers = self.offers.entry(resource.clone()).or_default();
         let is_remembered = offers.first().is_some_and(|first| first.source == ResourceSource::Remembered);
         match is_remembered && is_owner {
