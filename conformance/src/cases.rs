@@ -93,7 +93,7 @@ impl Facts {
         let mut found = node.announced().await?;
         tokio::time::sleep(BESIDE).await;
         if found.is_none() {
-            // no error: a driver that does not register is told by the case that needs it
+            // no error: a driver that does not register is reported by the case that needs it
             found = node.look_for_info().await.ok();
         }
         if let Some((_, info)) = found {

@@ -58,10 +58,15 @@ impl Recorded {
         self
     }
 
-    /// A device below `/sys` that has a character device, by its name below `/dev`.
+    /// A device below `/sys` that has a character device, by its name below `/dev`. Its subsystem is the directory that it is in.
     pub fn device_node(&self, path: &str, major: u32, minor: u32, name: &str) -> &Self {
+        let subsystem = Path::new(path).parent().and_then(Path::file_name).expect("a directory of devices");
+        let class = Path::new("class").join(subsystem);
+        fs::create_dir_all(self.root.join("sys").join(&class)).expect("a new directory");
+        let up = "../".repeat(path.split('/').count() - 1);
         let uevent = format!("MAJOR={major}\nMINOR={minor}\nDEVNAME={name}");
         self.file(&format!("{path}/uevent"), &uevent)
+            .link(&format!("{path}/subsystem"), &format!("{up}{}", class.display()))
     }
 
     /// A path whose directory exists.

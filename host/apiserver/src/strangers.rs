@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn many_users_together_crowd_out_the_one_with_the_most() {
+    fn many_users_together_end_connections_of_the_one_with_the_most() {
         let strangers = Strangers::default();
         let quiet = strangers.enter(Some(0));
         let floods: Vec<_> =

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_at_a_path_is_told_from_a_look_that_fails() {
+    fn nothing_at_a_path_differs_from_a_look_that_fails() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         std::fs::write(path("file"), "").unwrap();

@@ -123,6 +123,6 @@ mod tests {
         let text = serde_json::to_string(&record).unwrap();
         assert!(text.contains(r#""source":{"kind":"file","name":"gpu"}"#), "{text}");
         assert_eq!(serde_json::from_str::<NameRecord>(&text).unwrap(), record);
-        assert!(serde_json::from_str::<NameRecord>(&text.replace("file", "folder")).is_err());
+        assert!(serde_json::from_str::<NameRecord>(&text.replace("file", "socket")).is_err());
     }
 }

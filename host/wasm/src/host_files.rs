@@ -202,7 +202,7 @@ fn stat(path: &str, file: &OwnedFd) -> Result<Stat, Problem> {
         .map_err(|errno| Problem::unavailable(ProblemCode::IoError, format!("{path}: {errno}")))
 }
 
-/// Only what root (or the daemon's own user, in tests) owns and the user `nobody` could open.
+/// Only what root (or the daemon's own user, in tests) owns and a user without rights could open.
 fn check_public(path: &str, found: &Stat) -> Result<(), Problem> {
     let is_owned = found.st_uid == 0 || found.st_uid == rustix::process::geteuid().as_raw();
     let is_directory = FileType::from_raw_mode(found.st_mode) == FileType::Directory;

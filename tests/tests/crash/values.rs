@@ -36,8 +36,12 @@ impl Scene {
         let mut root = Root::new();
         let sys = root.fake_sys()?;
         let path = scripted::WRITABLE;
-        let value = sys.join(path);
-        std::fs::create_dir_all(value.parent().expect("a file is in a directory")).expect("a new directory");
+        // An attribute of a device, to which a class has a link.
+        let device = sys.join("devices/scripted");
+        std::fs::create_dir_all(&device).expect("a new directory");
+        std::fs::create_dir_all(sys.join("class")).expect("a new directory");
+        std::os::unix::fs::symlink("../devices/scripted", sys.join("class/scripted")).expect("a new link");
+        let value = device.join("value");
         std::fs::write(&value, "0\n").expect("a new file");
         let write = Some(ScriptedWrite { path: path.to_owned(), value: "1".to_owned() });
         let script = Script { devices: 1, write, ..Script::default() };

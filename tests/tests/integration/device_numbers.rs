@@ -36,8 +36,11 @@ impl Node {
     }
 
     fn install(&self, root: &Root) {
-        root.drop_in("device-nodes.grant.yaml", side_file(DEVICE_NODES, "grant"));
+        // What the number leads to is no serial port, so the grant names the exact path.
         let path = self.0.display();
+        let grant = side_file(DEVICE_NODES, "grant");
+        let grant = grant.replace("deviceNodes:\n", &format!("deviceNodes:\n  - {path}\n"));
+        root.drop_in("device-nodes.grant.yaml", grant);
         root.drop_in("device-nodes.config.yaml", format!("pools: [{{name: serial, paths: ['{path}']}}]\n"));
         root.drop_in(DEVICE_NODES_FILE, wasm(DEVICE_NODES, Form::Core));
     }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use nodedock_tests::Daemon;
-use nodedock_tests::drivers::{DEVICE_NODES, Form};
+use nodedock_tests::drivers::{DEVICE_NODES, DEVICE_NODES_NAME, Form, side_file, wasm};
 use nodedock_tests::machine::{or_skip, skip};
 use rustix::fs::{CWD, FileType, makedev, mknodat};
 use rustix::ioctl::{IntegerSetter, Opcode, ioctl};
@@ -24,12 +24,18 @@ impl LoopDevice {
     fn add() -> Result<Self, String> {
         let control = File::options().read(true).write(true).open("/dev/loop-control");
         let control = control.map_err(|error| format!("/dev/loop-control: {error}"))?;
-        let first = 300 + std::process::id() as usize % 500;
-        let number = (first..first + 50).find(|number| !path(*number).exists()).ok_or("no number is free")?;
+        let mut numbers = Self::numbers();
+        let number = numbers.find(|number| !path(*number).exists()).ok_or("no number is free")?;
         // SAFETY: LOOP_CTL_ADD takes its argument by value and touches no memory of ours.
         let added = unsafe { ioctl(&control, IntegerSetter::<LOOP_CTL_ADD>::new_usize(number)) };
         added.map_err(|error| format!("add a loop device: {error}"))?;
         Ok(Self { control, number })
+    }
+
+    /// Numbers of which one is used.
+    fn numbers() -> std::ops::Range<usize> {
+        let first = 300 + std::process::id() as usize % 500;
+        first..first + 8
     }
 
     fn remove(&self) -> rustix::io::Result<()> {
@@ -58,15 +64,21 @@ impl Drop for Node {
     }
 }
 
-async fn with_nodes() -> Daemon {
+/// The driver, with a grant that names these block devices by their exact paths.
+async fn with_nodes(numbers: impl Iterator<Item = usize>) -> Daemon {
     let daemon = Daemon::start().await;
-    daemon.serve(DEVICE_NODES, Form::Core).await;
+    let exact: String = numbers.map(|number| format!("  - {}\n", path(number).display())).collect();
+    let grant = side_file(DEVICE_NODES, "grant").replace("deviceNodes:\n", &format!("deviceNodes:\n{exact}"));
+    daemon.drop_in(&format!("{DEVICE_NODES}.grant.yaml"), grant);
+    daemon.drop_in(&format!("{DEVICE_NODES}.config.yaml"), side_file(DEVICE_NODES, "config"));
+    daemon.drop_in(&format!("{DEVICE_NODES}.wasm"), wasm(DEVICE_NODES, Form::Core));
+    daemon.until_serving(DEVICE_NODES_NAME).await;
     daemon
 }
 
 #[tokio::test]
 async fn a_device_that_the_kernel_adds_appears_and_vanishes_with_it() {
-    let daemon = with_nodes().await;
+    let daemon = with_nodes(LoopDevice::numbers()).await;
     let Some(device) = or_skip("a loop device that comes and goes", LoopDevice::add()) else { return };
     let name = format!("loop{}", device.number);
     if !path(device.number).exists() {
@@ -83,8 +95,8 @@ async fn a_device_that_the_kernel_adds_appears_and_vanishes_with_it() {
 
 #[tokio::test]
 async fn a_node_that_is_made_later_appears_and_vanishes() {
-    let daemon = with_nodes().await;
     let number = 900 + std::process::id() % 90;
+    let daemon = with_nodes([number as usize].into_iter()).await;
     let node = Node(path(number as usize));
     let device = makedev(LOOP_MAJOR, number);
     if let Err(error) = mknodat(CWD, &node.0, FileType::BlockDevice, 0o600.into(), device) {

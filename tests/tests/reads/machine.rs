@@ -22,7 +22,6 @@ pub(super) fn make(root: &Path) {
     let drm = format!("sys/devices/pci0000:00/{AMD}/drm/card0");
     machine
         .device_node(&drm, 226, 0, "dri/card0")
-        .link(&format!("{drm}/subsystem"), "../../../../../class/drm")
         .file("sys/class/drm/version", "drm 1.1.0")
         .link("sys/dev/char/226:0", &format!("../../devices/pci0000:00/{AMD}/drm/card0"))
         .file("dev/dri/card0", "character 226:0");
@@ -61,7 +60,19 @@ fn usb_serial_adapter(machine: &Recorded) {
         .link("sys/bus/usb/devices/1-2", &format!("../../../{device}"))
         .link("sys/bus/usb/devices/1-2:1.0", &format!("../../../{interface}"))
         .link("sys/class/tty/ttyUSB0", &format!("../../{interface}/ttyUSB0/tty/ttyUSB0"))
+        .file("sys/class/tty/console/active", "tty0")
+        .link(
+            &format!("sys/{interface}/ttyUSB0/tty/ttyUSB0/subsystem"),
+            &up(&format!("{interface}/ttyUSB0/tty/ttyUSB0"), "class/tty"),
+        )
+        .link(&format!("sys/{device}/subsystem"), &up(&device, "bus/usb"))
+        .link("sys/dev/char/189:3", &format!("../../{device}"))
         .link("sys/dev/char/188:0", &format!("../../{interface}/ttyUSB0/tty/ttyUSB0"))
         .file("dev/ttyUSB0", "character 188:0")
         .file("dev/bus/usb/001/004", "character 189:3");
+}
+
+/// A target of a link in a directory below `/sys`.
+fn up(directory: &str, target: &str) -> String {
+    format!("{}{target}", "../".repeat(directory.split('/').count()))
 }

@@ -103,12 +103,34 @@ impl Simulation {
         if is_vfio(driver) {
             fs::create_dir_all(&nodes)?;
             fs::write(nodes.join("vfio"), "character 10:196\n")?;
+            self.make_vfio_device(&number)?;
             return fs::write(nodes.join(&number), format!("character 511:{number}\n"));
         }
         if entries(&group.join("devices"))?.iter().any(has_vfio) {
             return Ok(());
         }
         fs::remove_file(nodes.join(number)).or(Ok(()))
+    }
+
+    /// The device of a group, by which its node's kind is known.
+    fn make_vfio_device(&self, number: &str) -> io::Result<()> {
+        let device = self.root.join("devices/virtual/vfio").join(number);
+        let class = self.root.join("class/vfio");
+        let characters = self.root.join("dev/char");
+        for directory in [&device, &class, &characters] {
+            fs::create_dir_all(directory)?;
+        }
+        let links = [
+            (relative(&device, &class), device.join("subsystem")),
+            (relative(&characters, &device), characters.join(format!("511:{number}"))),
+        ];
+        for (target, link) in links {
+            match symlink(target, link) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// The forced driver, or the one that matches the function.

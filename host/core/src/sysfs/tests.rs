@@ -149,7 +149,7 @@ fn a_value_that_cannot_be_read_is_not_written() {
 }
 
 #[test]
-fn an_attribute_without_a_value_is_told_from_a_read_that_failed() {
+fn an_attribute_without_a_value_differs_from_a_read_that_failed() {
     for raw in [22, 95, 524, 19, 6, 61] {
         let problem = no_value("class/net/eth0/speed", Errno::from_raw_os_error(raw));
         assert!(has_no_value(Errno::from_raw_os_error(raw)) && is_absent(&problem), "{raw}");

@@ -225,7 +225,7 @@ fn patterns(texts: &[&str]) -> PatternSet {
 }
 
 /// Returns how a grant has to name a file or directory that a driver reads; `None`: no driver may read it. `path` is absolute, plain and without
-/// links. What user `nobody` could not open is refused besides.
+/// links. What a user without rights could not open is refused besides.
 pub fn host_file(path: &str) -> Option<Naming> {
     let lower = path.to_lowercase();
     if SERVICES.matches(&lower) || SECRETS.matches(&lower) {

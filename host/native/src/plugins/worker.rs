@@ -129,7 +129,7 @@ impl<S: PluginSink> Worker<S> {
             },
             () = retry(self.waiting.as_ref(), freed) => self.register("retry", freed).await,
             // Safe to drop: the next call sees the change. An error means that the daemon ends.
-            Ok(()) = self.names.changed(), if is_dra => self.give_up_name(),
+            Ok(()) = self.names.changed(), if is_dra => self.leave_name(),
             () = link_changed(self.registered.as_mut()) => {
                 if let Some(dra) = self.instance() {
                     self.shared.registry.settle(&dra.name);
@@ -326,7 +326,7 @@ impl<S: PluginSink> Worker<S> {
     }
 
     /// Removes the registration if the name belongs to another source by now.
-    fn give_up_name(&mut self) {
+    fn leave_name(&mut self) {
         let Some(name) = self.instance().map(|dra| dra.name.clone()) else { return };
         let owner = self.shared.registry.owner_of(&name).filter(|owner| Some(owner) != self.user.as_ref());
         if let Some(owner) = owner {

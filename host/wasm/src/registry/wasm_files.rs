@@ -174,7 +174,7 @@ enum Next {
     Judge,
     Reload(oneshot::Sender<Reloaded>),
     /// The name of the serving version belongs to another source now.
-    GiveUpName,
+    LeaveName,
     Remove,
 }
 
@@ -221,7 +221,7 @@ impl Worker {
                 Some(Next::Load(cause)) => self.load(cause).await,
                 Some(Next::Judge) => self.judge_again().await,
                 Some(Next::Reload(done)) => self.reload(done).await,
-                Some(Next::GiveUpName) => self.give_up_name(),
+                Some(Next::LeaveName) => self.leave_name(),
                 Some(Next::Remove) => {
                     self.remove();
                     return;

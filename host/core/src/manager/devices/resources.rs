@@ -296,7 +296,7 @@ impl Resources {
         left.min().map(|left| left + grace)
     }
 
-    fn keeper(&self, resource: &ExtendedResource, first: &Offer) -> String {
+    fn owner_of(&self, resource: &ExtendedResource, first: &Offer) -> String {
         let before = self.owners.get(resource).filter(|_| first.source == ResourceSource::Remembered);
         before.map_or_else(|| first.source.to_string(), NameSource::to_string)
     }
@@ -309,7 +309,7 @@ impl Resources {
             found.extend(rest.iter().map(|offer| Contender {
                 resource: resource.clone(),
                 waits: offer.source.to_string(),
-                keeps: self.keeper(resource, first),
+                keeps: self.owner_of(resource, first),
             }));
         }
         found

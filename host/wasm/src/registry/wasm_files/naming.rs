@@ -1,4 +1,4 @@
-//! The driver's name: requested before the driver is called for anything but its description, and given up when it belongs to another source.
+//! The driver's name: requested before the driver is called for anything but its description, and left when it belongs to another source.
 
 use std::time::Instant;
 
@@ -32,14 +32,14 @@ impl Worker {
             && let Some(owner) = registry.owner_of(&serving.driver.info().name)
             && owner != serving.source
         {
-            return Some(Next::GiveUpName);
+            return Some(Next::LeaveName);
         }
         let awaited = self.awaited_name.as_ref()?;
         registry.may_have_name(&self.source, awaited).then_some(Next::Load("name free"))
     }
 
     /// Takes the serving version out of service, since its name belongs to another source. Its running calls continue.
-    pub(super) fn give_up_name(&mut self) {
+    pub(super) fn leave_name(&mut self) {
         let Some(serving) = &self.serving else { return };
         let name = serving.driver.info().name.clone();
         let Some(owner) = self.shared.registry.owner_of(&name) else { return };
