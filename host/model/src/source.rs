@@ -30,6 +30,7 @@ pub enum SourceKind {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct NameSource {
     pub kind: SourceKind,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
 }
 

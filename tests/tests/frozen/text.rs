@@ -18,6 +18,8 @@ static VOLATILE: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"\b1[6-9]\d{11}\b".to_owned(), "MILLISECONDS"),
         (r#"(?m)("?(?:duration_?[uU]s|size|bytes|pid|uid|inode)"?: )\d+(,?)$"#.to_owned(), "${1}NUMBER${2}"),
         (r#"("?user"?: )"?[a-z][-\w]*"?"#.to_owned(), "${1}USER"),
+        // The user of native plugins is that of the test.
+        (r#"(kind\W+plugin\W+name\W+)\d+"#.to_owned(), "${1}USER"),
         (format!(r#"("?(?:driver_?)?[vV]ersion"?: ?)["']?{version}["']?"#), "${1}VERSION"),
         (format!("nodedock {version}"), "nodedock VERSION"),
     ];

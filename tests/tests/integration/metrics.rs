@@ -58,7 +58,7 @@ async fn the_metrics_are_those_of_the_page_and_count_what_was_done() {
     );
     assert_eq!(found.value("nodedock_claims", &[("state", "prepared")]), Some(1.0));
     assert_eq!(found.value("nodedock_pods", &[]), Some(1.0));
-    // One for the driver's name, and one for the claim.
+    // The name of the driver, and the claim.
     assert_eq!(found.value("nodedock_checkpoint_commits_total", &[("outcome", "durable")]), Some(2.0));
     assert_eq!(found.value("nodedock_checkpoint_commit_duration_seconds_count", &[]), Some(2.0));
     assert_eq!(found.value("nodedock_cdi_files_rendered_again_total", &[]), Some(0.0));

@@ -111,7 +111,11 @@ impl Manager {
     pub fn remember_owners(&self, names: &[NameRecord]) {
         let of =
             |record: &NameRecord| Some((ExtendedResource::new(&record.name).ok()?, record.source.clone()));
-        self.devices().resources.remember_owners(names.iter().filter_map(of), Instant::now());
+        let adapters = self.adapters.iter().flat_map(Adapters::list);
+        let adapters = adapters.map(|adapter| (adapter.resource, adapter.driver)).collect();
+        let mut state = self.devices();
+        state.resources.set_adapters(adapters);
+        state.resources.remember_owners(names.iter().filter_map(of), Instant::now());
     }
 
     /// The devices of a pod. Until its request is answered, entries may be there that are not durable or not complete yet.

@@ -49,17 +49,6 @@ impl fmt::Display for ResourceSource {
     }
 }
 
-impl ResourceSource {
-    /// The source as the checkpoint has it: device plugins come with other sockets after a restart.
-    fn owner(&self) -> Option<NameSource> {
-        match self {
-            Self::Plugin(_) => Some(NameSource { kind: SourceKind::Plugin, name: String::new() }),
-            Self::Pools(driver) => Some(NameSource { kind: SourceKind::Pools, name: driver.to_string() }),
-            Self::Remembered => None,
-        }
-    }
-}
-
 /// The devices of one source under a resource's name.
 #[derive(Clone)]
 pub(super) struct Offer {
@@ -120,6 +109,8 @@ pub(super) struct Resources {
     offers: BTreeMap<ExtendedResource, Vec<Offer>>,
     /// The source of each resource as the checkpoint has it.
     owners: BTreeMap<ExtendedResource, NameSource>,
+    /// Drivers that are the adapters of resources.
+    adapters: BTreeMap<ExtendedResource, DriverName>,
     removed: BTreeSet<ExtendedResource>,
     generations: u64,
     /// Whether pools beyond the bound were logged.
@@ -173,8 +164,8 @@ impl Resources {
 
     fn add(&mut self, resource: &ExtendedResource, offer: Offer) {
         self.removed.remove(resource);
-        let is_owner =
-            self.owners.get(resource).is_none_or(|owner| offer.source.owner().as_ref() == Some(owner));
+        let source = self.owner(resource, &offer.source);
+        let is_owner = self.owners.get(resource).is_none_or(|owner| source.as_ref() == Some(owner));
         let offers = self.offers.entry(resource.clone()).or_default();
         let is_remembered = offers.first().is_some_and(|first| first.source == ResourceSource::Remembered);
         match is_remembered && is_owner {
@@ -198,10 +189,29 @@ impl Resources {
         }
     }
 
+    /// Notes the drivers that are the adapters of resources.
+    pub(super) fn set_adapters(&mut self, adapters: BTreeMap<ExtendedResource, DriverName>) {
+        self.adapters = adapters;
+    }
+
+    /// A source as the checkpoint has it. Device plugins come with other sockets after a restart, and an adapter is its plugin.
+    fn owner(&self, resource: &ExtendedResource, source: &ResourceSource) -> Option<NameSource> {
+        let plugin = || NameSource { kind: SourceKind::Plugin, name: String::new() };
+        match source {
+            ResourceSource::Plugin(_) => Some(plugin()),
+            ResourceSource::Pools(driver) if self.adapters.get(resource) == Some(driver) => Some(plugin()),
+            ResourceSource::Pools(driver) => {
+                Some(NameSource { kind: SourceKind::Pools, name: driver.to_string() })
+            }
+            ResourceSource::Remembered => None,
+        }
+    }
+
     /// Returns the resources whose source is another than in the checkpoint; `None`: there is none any more.
     pub(super) fn new_owners(&self) -> Vec<(ExtendedResource, Option<NameSource>)> {
-        let of =
-            |(name, offer): (&ExtendedResource, &Offer)| Some((name.clone(), Some(offer.source.owner()?)));
+        let of = |(name, offer): (&ExtendedResource, &Offer)| {
+            Some((name.clone(), Some(self.owner(name, &offer.source)?)))
+        };
         let new = self.iter().filter_map(of).filter(|(name, owner)| self.owners.get(name) != owner.as_ref());
         let gone = self.owners.keys().filter(|name| !self.offers.contains_key(*name));
         new.chain(gone.map(|name| (name.clone(), None))).collect()
@@ -424,6 +434,18 @@ mod tests {
         gone.set_pools(pools(&[]), now);
         gone.expire(now + GRACE, GRACE);
         assert_eq!(gone.new_owners(), [(resource("gpu"), None)]);
+    }
+
+    #[test]
+    fn an_adapter_has_the_resource_of_its_plugin() {
+        let now = Instant::now();
+        let mut resources = Resources::default();
+        let plugin = NameSource { kind: SourceKind::Plugin, name: String::new() };
+        resources.remember_owners([(resource("gpu"), plugin)], now);
+        resources.set_adapters([(resource("gpu"), driver("b"))].into());
+        resources.set_pools(pools(&["a", "b"]), now);
+        assert_eq!(source(&resources), Some((ResourceSource::Pools(driver("b")), true)));
+        assert!(resources.new_owners().is_empty());
     }
 
     #[test]
