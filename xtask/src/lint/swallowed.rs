@@ -117,8 +117,7 @@ fn drops_error(statement: &str) -> bool {
             // A `?` between them has returned the error.
             let is_kept =
                 |drop: &&str| rest.split_once(*drop).is_none_or(|(between, _)| between.contains('?'));
-            (in_a_row[..at].contains("letOk(") && !rest.contains('?'))
-                || !DROPS.iter().all(|drop| is_kept(drop))
+            (in_a_row[..at].contains("letOk(") && !rest.contains('?')) || !DROPS.iter().all(is_kept)
         })
     };
     READS.iter().any(is_dropped)
