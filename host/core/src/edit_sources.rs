@@ -44,20 +44,22 @@ struct Mounts(Vec<(PathBuf, Place)>);
 
 impl Mounts {
     fn read() -> Result<Self, Problem> {
-        std::fs::read_to_string(MOUNTS)
-            .map(|text| Self::parse(&text))
-            .map_err(|error| unreadable(MOUNTS, &error))
+        let text = std::fs::read_to_string(MOUNTS).map_err(|error| unreadable(MOUNTS, &error))?;
+        Self::parse(&text).ok_or_else(|| {
+            let message = format!("{MOUNTS} has a line of another form than proc(5) says");
+            Problem::unavailable(ProblemCode::IoError, message)
+        })
     }
 
     /// Each line has the numbers of the file system, the directory of it that is mounted, and the place where it is mounted.
-    fn parse(text: &str) -> Self {
+    fn parse(text: &str) -> Option<Self> {
         let mount = |line: &str| {
             let mut fields = line.split(' ').skip(2);
             let (file_system, root, at) = (fields.next()?, fields.next()?, fields.next()?);
             let place = Place { file_system: file_system.to_owned(), path: unescaped(root).into() };
             Some((PathBuf::from(unescaped(at)), place))
         };
-        Self(text.lines().filter_map(mount).collect())
+        text.lines().map(mount).collect::<Option<_>>().map(Self)
     }
 
     /// The place of an absolute path without links. Of several mounts at one path, the last one covers the others.
@@ -110,8 +112,7 @@ impl<'a> EditSources<'a> {
             let at = self.place(known);
             let Some(known_place) = found_place(&mounts, &at)? else { continue };
             // Below it by its own path, the path was judged as such.
-            let is_other_way = source.is_at_or_below(&known_place) && !real.starts_with(&at);
-            if is_other_way && (*known != "/" || source == known_place) {
+            if source.is_at_or_below(&known_place) && !real.starts_with(&at) {
                 return refused(format!("it is another way to {known}"));
             }
             if known_place.is_at_or_below(&source) && known_place != source {
@@ -326,7 +327,8 @@ mod tests {
     #[test]
     fn a_place_is_found_below_the_last_mount() {
         let text = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 8:2 /@home /home rw - btrfs /dev/sda2 rw\n31 22 8:1 /etc/a\\040b /opt/x rw - ext4 /dev/sda1 rw\n";
-        let mounts = Mounts::parse(text);
+        let mounts = Mounts::parse(text).unwrap();
+        assert!(Mounts::parse("22 1 8:1\n").is_none(), "what is not understood is no list of mounts");
         let place = |path: &str| {
             mounts.place(Path::new(path)).map(|place| {
                 format!("{} {}", place.file_system, place.path.components().collect::<PathBuf>().display())

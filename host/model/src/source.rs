@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
-use super::{Caller, ExtendedResource, Uid};
+use super::{Caller, DriverName, ExtendedResource, Uid};
 use sha2::{Digest, Sha256};
 
 /// Kind of a source.
@@ -71,13 +71,29 @@ impl fmt::Display for NameSource {
     }
 }
 
+/// What a name is the name of: drivers' names have no `/`, and those of extended resources have one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Named {
+    Driver(DriverName),
+    Resource(ExtendedResource),
+}
+
+impl Named {
+    pub fn as_str(&self) -> &str {
+        match self {
+            Self::Driver(driver) => driver.as_str(),
+            Self::Resource(resource) => resource.as_str(),
+        }
+    }
+}
+
 /// A name, and the source that it belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NameRecord {
     /// Key of the record: a driver's name, or a hash of an extended resource.
     pub uid: Uid,
-    /// Name of a driver, or of an extended resource.
-    pub name: String,
+    pub name: Named,
     pub source: NameSource,
     /// Since when; milliseconds since the Unix epoch.
     pub since_ms: u64,
@@ -87,18 +103,22 @@ pub struct NameRecord {
 }
 
 impl NameRecord {
-    /// Returns the record of a name: of a driver, or of an extended resource.
-    pub fn new(name: &str, source: NameSource, since_ms: u64, by: Option<Caller>) -> Self {
-        Self { uid: Self::key(name), name: name.to_owned(), source, since_ms, by }
+    /// Returns the record of a name.
+    pub fn new(name: Named, source: NameSource, since_ms: u64, by: Option<Caller>) -> Self {
+        Self { uid: Self::key(&name), name, source, since_ms, by }
     }
 
     /// Returns the key of a name. A driver's name is a UID as it is, and contains no `_`.
-    pub fn key(name: &str) -> Uid {
-        Uid::new(name).unwrap_or_else(|_| {
-            let hash = Sha256::digest(name.as_bytes());
-            let hex: String = hash.iter().take(20).map(|byte| format!("{byte:02x}")).collect();
-            Uid::new(format!("resource_{hex}")).expect("letters, digits and a line make a UID")
-        })
+    pub fn key(name: &Named) -> Uid {
+        let text = match name {
+            Named::Driver(driver) => driver.to_string(),
+            Named::Resource(resource) => {
+                let hash = Sha256::digest(resource.as_str().as_bytes());
+                let hex: String = hash.iter().take(20).map(|byte| format!("{byte:02x}")).collect();
+                format!("resource_{hex}")
+            }
+        };
+        Uid::new(text).expect("a driver's name, and letters, digits and a line, make a UID")
     }
 }
 
@@ -106,23 +126,30 @@ impl NameRecord {
 mod tests {
     use super::*;
 
+    fn driver(name: &str) -> Named {
+        Named::Driver(DriverName::new(name).unwrap())
+    }
+
     #[test]
     fn keys_of_drivers_and_resources_differ() {
-        assert_eq!(NameRecord::key("gpu.example.com").as_str(), "gpu.example.com");
-        let resource = NameRecord::key("example.com/gpu");
-        assert!(resource.as_str().starts_with("resource_"), "{resource}");
-        assert_ne!(resource, NameRecord::key("example.com/gpv"));
-        let longest = format!("{}/{}", "a".repeat(63), "b".repeat(63));
-        assert!(NameRecord::key(&longest).as_str().len() <= 128);
+        let resource = |name: &str| NameRecord::key(&Named::Resource(ExtendedResource::new(name).unwrap()));
+        assert_eq!(NameRecord::key(&driver("gpu.example.com")).as_str(), "gpu.example.com");
+        let gpu = resource("example.com/gpu");
+        assert!(gpu.as_str().starts_with("resource_"), "{gpu}");
+        assert_ne!(gpu, resource("example.com/gpv"));
+        let longest = format!("{}.example.com/{}", "a".repeat(63), "b".repeat(63));
+        assert!(resource(&longest).as_str().len() <= 128);
     }
 
     #[test]
     fn a_record_reads_as_it_was_written() {
         let by = Caller { uid: Some(0), user: Some("root".to_owned()), pid: Some(7) };
-        let record = NameRecord::new("gpu.example.com", NameSource::file("gpu"), 5, Some(by));
+        let record = NameRecord::new(driver("gpu.example.com"), NameSource::file("gpu"), 5, Some(by));
         let text = serde_json::to_string(&record).unwrap();
         assert!(text.contains(r#""source":{"kind":"file","name":"gpu"}"#), "{text}");
         assert_eq!(serde_json::from_str::<NameRecord>(&text).unwrap(), record);
         assert!(serde_json::from_str::<NameRecord>(&text.replace("file", "socket")).is_err());
+        let no_name = text.replacen(r#""name":"gpu.example.com""#, r#""name":"GPU""#, 1);
+        assert!(serde_json::from_str::<NameRecord>(&no_name).is_err(), "what is no name is no record");
     }
 }

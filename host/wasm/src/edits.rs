@@ -156,11 +156,11 @@ impl Verifier<'_> {
         found.check_grant(self.effective).map_err(|problem| refused(&what, problem.message))?;
         let (found, subsystem) = (found.info, found.subsystem);
         let kind = node_kind(found.kind);
-        // A device on USB that is a disk can be reached by its node too.
         if kind == NodeKind::Block && found.sysfs_path.is_none() {
             let message = format!("{what}: the kernel does not show which device it is");
             return Err(Problem::unavailable(ProblemCode::EditDenied, message));
         }
+        // A disk on USB can be reached by the node of its USB device too.
         let may_be_disk = kind == NodeKind::Block || subsystem.as_deref() == Some("usb");
         if let Some(directory) = found.sysfs_path.as_ref().filter(|_| may_be_disk) {
             let (proc, dev) = (self.hardware.proc(), self.hardware.dev());

@@ -321,7 +321,17 @@ impl files::Host for State {
         let mut found = self.look_at_files(move |files| files.glob(&glob)).await?;
         found.retain(|file| {
             let naming = ceiling::host_file(&file.path);
-            naming.is_some_and(|naming| self.scope.effective.allows_host_file(&file.path, naming))
+            let is_granted =
+                naming.is_some_and(|naming| self.scope.effective.allows_host_file(&file.path, naming));
+            // As for device nodes: a line of the operator is missing in the grant.
+            if !is_granted && self.scope.effective.allows_host_file(&file.path, Naming::Glob) {
+                let path = &file.path;
+                let message = format!(
+                    "{path} is granted by a glob that does not name the vendor's directory (hostFiles)"
+                );
+                self.log.write(log::Level::Warn, &message, &[]);
+            }
+            is_granted
         });
         self.count_bytes(
             found.iter().map(|file| file.path.len() + file.real_path.len() + size_of_val(file)).sum(),

@@ -167,7 +167,7 @@ impl DevRoot {
         Ok(consoles.lines().any(|line| line.split_whitespace().next_back() == Some(numbers.as_str())))
     }
 
-    /// The name under which a module registered a major number of character devices, if there is exactly one kind of them.
+    /// The name under which a module registered a major number of character devices.
     fn registered(&self, major: u32) -> Result<Option<String>, Problem> {
         let text = self.proc_text(REGISTERED)?;
         Ok(text.as_deref().and_then(|text| registered_name(text, major)).map(str::to_owned))
@@ -312,13 +312,14 @@ fn is_console(sysfs: &SysfsRoot, name: &str) -> Result<bool, Problem> {
     }))
 }
 
-/// Parses `/proc/devices`: one line of number and name for each registration, character devices first.
+/// Parses `/proc/devices`: one line of number and name for each registration, character devices first. `None` if the major number has several
+/// names, of which one says nothing of a minor number, except for those of one module (`nvidia`, `nvidiactl`): then the first of them.
 fn registered_name(text: &str, major: u32) -> Option<&str> {
     let characters = text.lines().take_while(|line| !line.starts_with("Block devices"));
-    let names = characters
-        .filter_map(|line| line.trim().split_once(' '))
-        .filter(|(number, _)| number.parse() == Ok(major));
-    names.map(|(_, name)| name.trim()).next()
+    let registered = characters.filter_map(|line| line.trim().split_once(' '));
+    let mut names = registered.filter(|(number, _)| number.parse() == Ok(major)).map(|(_, name)| name.trim());
+    let first = names.next()?;
+    names.all(|name| name.starts_with(first)).then_some(first)
 }
 
 fn denied(path: &str) -> Problem {

@@ -130,7 +130,7 @@ impl Dump {
         self.allocations.sort_by(|a, b| a.uid().cmp(b.uid()));
         self.values.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
         self.objects.sort_by(|a, b| a.uid.cmp(&b.uid));
-        self.names.sort_by(|a, b| a.name.cmp(&b.name));
+        self.names.sort_by(|a, b| a.name.as_str().cmp(b.name.as_str()));
         self.skipped.sort_by(|a, b| (a.table, &a.key).cmp(&(b.table, &b.key)));
     }
 

@@ -56,7 +56,7 @@ use crate::adapters::Adapters;
 use crate::driver::DeviceDriver;
 use crate::manager::Manager;
 use nodedock_model::{
-    ExtendedResource, NameRecord, PluginDevice, PodAllocation, PodRequest, Problem, ProblemCode, Uid,
+    ExtendedResource, NameRecord, Named, PluginDevice, PodAllocation, PodRequest, Problem, ProblemCode, Uid,
 };
 
 pub use affinity::{closest, parse_nodes};
@@ -109,8 +109,10 @@ impl Manager {
 
     /// Takes the sources that extended resources had before the start, among the names of the checkpoint.
     pub fn remember_owners(&self, names: &[NameRecord]) {
-        let of =
-            |record: &NameRecord| Some((ExtendedResource::new(&record.name).ok()?, record.source.clone()));
+        let of = |record: &NameRecord| match &record.name {
+            Named::Resource(resource) => Some((resource.clone(), record.source.clone())),
+            Named::Driver(_) => None,
+        };
         let adapters = self.adapters.iter().flat_map(Adapters::list);
         let adapters = adapters.map(|adapter| (adapter.resource, adapter.driver)).collect();
         let mut state = self.devices();

@@ -25,7 +25,7 @@ use crate::checkpoint::{Change, Checkpoint};
 use crate::manager::claims::SharedClaimTable;
 use nodedock_base::clock::now_ms;
 use nodedock_model::{
-    Caller, DriverKind, DriverName, NameRecord, NameSource, Problem, ProblemCode, SourceKind, limit,
+    Caller, DriverKind, DriverName, NameRecord, NameSource, Named, Problem, ProblemCode, SourceKind, limit,
 };
 
 /// How long a source waits for what the files of others say. Grants are read at once; a directory that cannot be listed is not waited for.
@@ -177,7 +177,7 @@ impl Registry {
             (name, Owner { owner: NameOwner::Evidence(evidence), is_durable: false })
         }));
         owners.extend(records.into_iter().filter_map(|record| {
-            let name = DriverName::new(&record.name).ok()?;
+            let Named::Driver(name) = record.name else { return None };
             Some((name, Owner { owner: NameOwner::Source(record.source), is_durable: true }))
         }));
         drop(state);
@@ -304,7 +304,7 @@ impl Registry {
         Ok(NameReservation { registry: self.clone(), name: name.clone(), source, key: key.to_owned() })
     }
 
-    /// Gives a name to a source for now. `bind_name` makes that durable.
+    /// Gives a name to a source until the daemon ends. `bind_name` makes that durable.
     pub fn hold_name(&self, key: &str, name: &DriverName) -> Result<(), NameRefusal> {
         let (has_claims, is_listed) = (self.has_claims(name), self.is_listed());
         let mut state = self.0.state.write();
@@ -349,9 +349,11 @@ impl Registry {
     ) -> Result<(), Problem> {
         let over = self.names_without_source(name);
         if let Some(store) = self.0.store.get() {
-            let record = NameRecord::new(name.as_str(), source.clone(), now_ms(), by);
+            let record = NameRecord::new(Named::Driver(name.clone()), source.clone(), now_ms(), by);
             let mut changes = vec![Change::PutName(Arc::new(record))];
-            changes.extend(over.iter().map(|name| Change::DeleteName(NameRecord::key(name.as_str()))));
+            changes.extend(
+                over.iter().map(|name| Change::DeleteName(NameRecord::key(&Named::Driver(name.clone())))),
+            );
             store.checkpoint.commit(changes).await.map_err(|error| error.problem())?;
         }
         let mut state = self.0.state.write();

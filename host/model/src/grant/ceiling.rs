@@ -7,18 +7,7 @@ use std::sync::LazyLock;
 
 use crate::NodeKind;
 
-use super::pattern::PatternSet;
-
-/// How explicitly a grant has to name something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Naming {
-    /// By any glob.
-    Glob,
-    /// By a glob that begins with this many path segments without wildcards.
-    Directory(usize),
-    /// By the exact path.
-    Path,
-}
+use super::pattern::{Naming, PatternSet};
 
 /// Facts about a device node, from the kernel.
 #[derive(Debug, Clone, Copy)]
@@ -50,7 +39,6 @@ const DEVICE_SUBSYSTEMS: &[&str] = &[
     "hailo_chardev",
     "apex",
     "hidraw",
-    "i2c-dev",
     "iio",
     "infiniband",
     "infiniband_cm",
@@ -60,7 +48,6 @@ const DEVICE_SUBSYSTEMS: &[&str] = &[
     "kfd",
     "lirc",
     "media",
-    "mei",
     "nvidia",
     "nvidia-caps",
     "nvidia-caps-imex-channels",
@@ -77,7 +64,6 @@ const DEVICE_SUBSYSTEMS: &[&str] = &[
     "rtc",
     "sound",
     "spidev",
-    "tpmrm",
     "tty",
     "usb",
     "usb_device",

@@ -6,12 +6,22 @@
 pub use globset::GlobMatcher;
 use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
 
-use super::ceiling::Naming;
 use crate::limit::GRANT_ENTRY_BYTES_MAX;
 use crate::rule::is_unprintable;
 
 /// Alternatives that the cover check expands; beyond that it only compares texts.
 const ALTERNATIVES_MAX: usize = 64;
+
+/// How explicitly a grant has to name something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Naming {
+    /// By any glob.
+    Glob,
+    /// By a glob that begins with this many path segments without wildcards.
+    Directory(usize),
+    /// By the exact path.
+    Path,
+}
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PatternError {

@@ -8,6 +8,7 @@ mod devices;
 mod kubelet;
 mod local;
 mod native;
+mod processes;
 mod sandbox;
 mod seam;
 mod simulate;
@@ -133,9 +134,10 @@ async fn main() -> Result<()> {
     let before = args.compare.as_deref().map_or(Ok(Vec::new()), table::read)?;
     let size = Size { spans: args.spans, ..if args.quick { QUICK } else { FULL } };
     let mut table = Table::default();
-    let sections: [(&str, Section); 13] = [
+    let sections: [(&str, Section); 14] = [
         ("store", |size, table| store::run(size, table).boxed_local()),
         ("sandbox", |size, table| sandbox::run(size, table).boxed_local()),
+        ("processes", |size, table| processes::run(size, table).boxed_local()),
         ("claims", |size, table| claims::run(size, table).boxed_local()),
         ("native", |size, table| native::run(size, table).boxed_local()),
         ("devices", |size, table| devices::run(size, table).boxed_local()),

@@ -15,7 +15,7 @@ use crate::driver::Published;
 use crate::manager::Manager;
 use nodedock_base::clock::now_ms;
 use nodedock_model::{
-    ChangedKind, DriverName, ExtendedResource, NameRecord, NameSource, Problem, ProblemCode, limit,
+    ChangedKind, DriverName, ExtendedResource, NameRecord, NameSource, Named, Problem, ProblemCode, limit,
 };
 
 /// Interval between two reports of changed resources: health may flap a thousand times per second.
@@ -60,10 +60,13 @@ impl Manager {
     async fn store_owners(&self) -> Result<(), Problem> {
         let new = self.devices().resources.new_owners();
         let change = |(name, owner): &(ExtendedResource, Option<NameSource>)| match owner {
-            Some(owner) => {
-                Change::PutName(Arc::new(NameRecord::new(name.as_str(), owner.clone(), now_ms(), None)))
-            }
-            None => Change::DeleteName(NameRecord::key(name.as_str())),
+            Some(owner) => Change::PutName(Arc::new(NameRecord::new(
+                Named::Resource(name.clone()),
+                owner.clone(),
+                now_ms(),
+                None,
+            ))),
+            None => Change::DeleteName(NameRecord::key(&Named::Resource(name.clone()))),
         };
         if new.is_empty() {
             return Ok(());
