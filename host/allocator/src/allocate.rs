@@ -22,7 +22,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use k8s_openapi::api::resource::v1::{AllocationResult, DeviceClass, ResourceClaim};
 
-pub use in_use::InUse;
+pub use in_use::{DeviceHolds, InUse};
 pub use inventory::Inventory;
 pub use node::NodeRef;
 

@@ -179,7 +179,7 @@ async fn allocate_all(server: &Server) {
     let claims = typed::<ResourceClaim>(server, "resourceclaims");
     let allocation =
         |claim: &ResourceClaim| claim.status.as_ref().and_then(|status| status.allocation.clone());
-    let mut in_use = InUse::new();
+    let mut in_use = InUse::default();
     for claim in &claims {
         if let Some(allocation) = allocation(claim) {
             in_use.add(claim.metadata.uid.as_deref().unwrap_or_default(), &allocation);

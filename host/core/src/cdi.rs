@@ -18,7 +18,7 @@ mod validate;
 mod tests;
 
 pub use access::FileAccess;
-pub use catalog::{Collision, Touched};
+pub use catalog::{Collision, Given, Touched};
 pub(crate) use directory::tag;
 pub use directory::{CdiDir, CdiError, OurFile};
 pub use identity::{Identity, IdentityDevice};

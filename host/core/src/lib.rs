@@ -10,6 +10,7 @@ pub mod device_metadata;
 pub mod driver;
 pub mod edit_sources;
 pub mod hardware;
+pub mod hardware_keys;
 pub mod manager;
 pub mod recording;
 pub mod registry;

@@ -33,6 +33,7 @@ use crate::checkpoint::Checkpoint;
 use crate::device_metadata::{MetadataDir, MetadataSettings};
 use crate::driver::{Call, NodeFacts};
 use crate::hardware::Hardware;
+use crate::manager::claims::hardware::Remembered;
 use crate::manager::claims::kubelet::KubeletRequests;
 use crate::manager::claims::machine::UnprepareRequest;
 use crate::manager::claims::metrics::{ClaimMetrics, UNPREPARE};
@@ -134,6 +135,8 @@ pub struct Manager {
     file_conditions: Mutex<BTreeSet<Uid>>,
     /// Wakes the task that repairs files when there is one more.
     file_condition_set: Notify,
+    /// What containers got of devices.
+    remembered: Remembered,
     prepare_retries: Mutex<PrepareRetries>,
     unprepare_retries: Mutex<UnprepareRetries>,
     kubelet_requests: Mutex<KubeletRequests>,
@@ -209,6 +212,7 @@ impl Manager {
             tasks,
             file_conditions: Mutex::default(),
             file_condition_set: Notify::new(),
+            remembered: Remembered::default(),
             prepare_retries: Mutex::default(),
             unprepare_retries: Mutex::default(),
             kubelet_requests: Mutex::default(),
@@ -355,7 +359,7 @@ impl Manager {
             let refused = claims.split_off(request.claims.len()).into_iter();
             let refused: BTreeMap<_, _> = refused.filter_map(|o| Some((o.uid?, o.end.err()?))).collect();
             let mut held = refused.clone();
-            held.retain(|_, problem| IN_USE.iter().any(|code| problem.code == *code));
+            held.retain(|_, problem| is_in_use(problem));
             if choices < CHOICES_MAX && !held.is_empty() && !self.tasks.is_stopping() {
                 choices += 1;
                 for claim in held.keys() {
@@ -482,6 +486,11 @@ impl Manager {
         }
         Ok(answer)
     }
+}
+
+/// Whether others have what a claim wants.
+pub fn is_in_use(problem: &Problem) -> bool {
+    IN_USE.iter().any(|code| problem.code == *code)
 }
 
 fn interrupted() -> Problem {

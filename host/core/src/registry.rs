@@ -24,7 +24,7 @@ pub use instances::{Native, Taken};
 use names::{NameStore, Names};
 use quarantine::Conduct;
 
-use crate::driver::{Driver, DriverStats, StoredDrivers};
+use crate::driver::{Driver, DriverStats, Published, StoredDrivers};
 use nodedock_base::changes::Changes;
 use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
@@ -319,6 +319,13 @@ impl Registry {
 
     pub fn all_serving(&self) -> Vec<Driver> {
         self.0.state.read().serving.values().map(|instances| instances.picked().driver.clone()).collect()
+    }
+
+    /// Returns the last inventory and health of each driver that reports one.
+    pub fn published(&self) -> Vec<(DriverName, Arc<Published>)> {
+        let published =
+            |driver: Driver| Some((driver.identity.name.clone(), driver.inventory?.borrow().clone()));
+        self.all_serving().into_iter().filter_map(published).collect()
     }
 
     /// Returns the drivers that serve, without native plugins that are not connected.

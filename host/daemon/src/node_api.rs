@@ -24,7 +24,7 @@ use nodedock_core::adapters::AdapterView;
 use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::driver::{Driver, NodeFacts};
 use nodedock_core::manager::devices::{Capacity, ResourceSource, ResourceView};
-use nodedock_core::manager::{Manager, PodView};
+use nodedock_core::manager::{self, Manager, PodView};
 use nodedock_core::registry::Registry;
 use nodedock_kube::extended_resources::ExtendedResources;
 use nodedock_kube::local::LocalClaims;
@@ -87,6 +87,9 @@ fn stopping() -> Problem {
     Problem::unavailable(ProblemCode::HandingOver, "the daemon stops")
 }
 
+/// How often the claims of one prepare are allocated: each repetition means that another claim has what this one would have got.
+const LOCAL_TRIES_MAX: usize = 8;
+
 fn refuse(problem: Problem) -> Status {
     status(&problem)
 }
@@ -104,9 +107,23 @@ impl Node for NodeApi {
                     let is_inline = |name: &ObjectName| inline.iter().any(|claim| claim.id.name == *name);
                     let names = pod.claims.iter().map(|claim| claim.claim_name.clone());
                     let names: Vec<_> = names.filter(|name| !is_inline(name)).collect();
-                    // Kept until the pod is in the checkpoint, which then keeps its claims reserved.
-                    let _reservation = local.reserve(&pod.pod, &names).await?;
-                    Ok(manager.prepare_pod(pod, inline, request_id).await)
+                    let mut tries = 1;
+                    loop {
+                        // Kept until the pod is in the checkpoint, which then keeps its claims reserved.
+                        let reservation = local.reserve(&pod.pod, &names).await?;
+                        let outcome =
+                            manager.prepare_pod(pod.clone(), inline.clone(), request_id.clone()).await;
+                        drop(reservation);
+                        let is_taken = outcome.claims.iter().any(|claim| {
+                            names.contains(&claim.name)
+                                && claim.end.as_ref().is_err_and(|problem| manager::is_in_use(problem))
+                        });
+                        if !is_taken || tries == LOCAL_TRIES_MAX {
+                            return Ok(outcome);
+                        }
+                        tries += 1;
+                        local.settle().await;
+                    }
                 };
                 let ended = self.tasks.complete("prepare-with-local-claims", work).await;
                 ended.unwrap_or_else(|| Err(stopping())).map_err(refuse)?

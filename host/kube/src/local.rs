@@ -15,6 +15,7 @@ mod writes;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -44,7 +45,7 @@ use nodedock_model::{ChangedKind, Claim, ObjectName, ObjectRef, Problem, Problem
 
 pub use self::processes::{PROCESS_ANNOTATION, annotation_of};
 pub use self::state::NodeUse;
-pub use nodedock_allocator::allocate::{Excluded, NotAllocated};
+pub use nodedock_allocator::allocate::{DeviceHolds, Excluded, NotAllocated};
 
 /// Time that a prepare waits until its claims are allocated and reserved for its pod: who waits longer for a device waits for the claim.
 const RESERVE_WAIT: Duration = Duration::from_secs(10);
@@ -57,6 +58,9 @@ const RETRY_MAX: Duration = Duration::from_secs(10);
 #[async_trait]
 pub trait PreparedClaims: Send + Sync {
     fn node_use(&self) -> NodeUse;
+
+    /// What the devices of this node's drivers keep from others by the hardware behind them.
+    fn device_holds(&self) -> Arc<DeviceHolds>;
 
     /// Unprepares the pods that use a claim.
     async fn unprepare_users(&self, claim: &str) -> Result<(), Problem>;
@@ -81,6 +85,9 @@ struct Shared {
     reservations: Mutex<Reservations>,
     wake: Notify,
     view: watch::Sender<Arc<View>>,
+    /// Rounds of decisions that began, and that ended with nothing more to do.
+    begun: AtomicU64,
+    settled: watch::Sender<u64>,
 }
 
 /// The claims after a decision, and why some are not allocated.
@@ -121,6 +128,8 @@ impl LocalClaims {
             reservations: Mutex::default(),
             wake: Notify::new(),
             view: watch::Sender::default(),
+            begun: AtomicU64::new(0),
+            settled: watch::Sender::default(),
         };
         Self(Arc::new(shared))
     }
@@ -206,6 +215,15 @@ impl LocalClaims {
         Err(Problem::unavailable(ProblemCode::ClaimNotAllocated, message))
     }
 
+    /// Waits until everything that follows from what the node has now is decided: a claim whose devices another one has may have others then.
+    pub async fn settle(&self) {
+        let begun = self.0.begun.load(Ordering::SeqCst);
+        let mut settled = self.0.settled.subscribe();
+        self.0.wake.notify_one();
+        // no error: the claim is decided later then, and its prepare says what it waits for
+        let _ = timeout(RESERVE_WAIT, settled.wait_for(|round| *round > begun)).await;
+    }
+
     /// Whether the API has a claim that the last decision did not know.
     async fn exists(&self, key: &Key) -> Result<bool, Problem> {
         let claims = Api::<ResourceClaim>::namespaced(self.0.client.urgent(), &key.0);
@@ -253,6 +271,12 @@ impl ClaimSource for LocalClaims {
         let known = self.0.view.borrow().claims.get(&key).cloned();
         known.map(|claim| claims::local(&claim, &self.0.pools)).transpose()
     }
+
+    fn allocates(&self, claim: &ObjectRef) -> bool {
+        let key = (claim.namespace.to_string(), claim.name.to_string());
+        let view = self.0.view.borrow();
+        view.claims.get(&key).is_some_and(|known| known.uid().is_some_and(|uid| uid == claim.uid.as_str()))
+    }
 }
 
 /// Decides and writes, again after each change, and reads what changed before each round of decisions.
@@ -284,6 +308,7 @@ async fn run(
         while let Some(Some(change)) = objects.next().now_or_never() {
             state.apply(change);
         }
+        let round = shared.begun.fetch_add(1, Ordering::SeqCst) + 1;
         again = match decide(&shared, &mut state, &writes, &*prepared).await {
             Ok(is_done) => {
                 backoff.reset();
@@ -296,6 +321,9 @@ async fn run(
             }
         };
         shared.publish(&state);
+        if matches!(again, Again::AfterChange) {
+            shared.settled.send_replace(round);
+        }
     }
 }
 
@@ -303,6 +331,7 @@ impl Shared {
     /// Reads the reservations, and what the node has prepared, in this order: a reservation ends when its pod is in the latter.
     fn in_use(&self, state: &mut State, prepared: &dyn PreparedClaims) -> Reservations {
         let reservations = self.reservations.lock().clone();
+        state.set_device_holds(prepared.device_holds());
         state.set_node_use(prepared.node_use());
         reservations
     }

@@ -43,6 +43,9 @@ pub struct Device {
     pub allow_multiple_allocations: bool,
     /// Physical identity, such as `pci:0000:3b:00.0`: devices with a common identity exclude each other, also across drivers.
     pub identity: Vec<String>,
+    /// Directories in `/sys` and numbers of device nodes of the hardware that `identity` names, as the host found them.
+    #[serde(skip)]
+    pub keys: Vec<String>,
     pub numa_nodes: Vec<u32>,
     pub annotations: BTreeMap<String, String>,
     /// Boxed: few devices have any.
@@ -135,6 +138,14 @@ impl AttributeValue {
 pub struct Capacity {
     pub value: String,
     pub policy: Option<CapacityPolicy>,
+}
+
+impl Capacity {
+    /// Returns what a claim consumes that requests no amount: the default of the policy, or all of it.
+    pub fn without_request(&self) -> String {
+        let default = self.policy.as_ref().and_then(|policy| policy.default_amount.as_ref());
+        default.unwrap_or(&self.value).clone()
+    }
 }
 
 /// Which amounts of a shared device's capacity a claim may request.

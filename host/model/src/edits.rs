@@ -60,6 +60,21 @@ pub struct DeviceNode {
 }
 
 impl DeviceNode {
+    /// Returns the node of a path, for reading and writing, without facts of which the node knows better.
+    pub fn at(path: &str) -> Self {
+        Self {
+            path: path.to_owned(),
+            host_path: None,
+            kind: None,
+            major: None,
+            minor: None,
+            permissions: "rw".to_owned(),
+            file_mode: None,
+            uid: None,
+            gid: None,
+        }
+    }
+
     /// Returns the path on the node.
     pub fn node_path(&self) -> &str {
         self.host_path.as_deref().unwrap_or(&self.path)

@@ -170,7 +170,7 @@ impl ClaimRecord {
 /// A device, or hardware behind it, that a claim reserves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hold {
-    /// `driver/pool/device`, or one of the device's identity strings.
+    /// `driver/pool/device`, one of the device's identity strings, a directory below `/sys/devices`, or `node:KIND:MAJOR:MINOR`.
     pub key: String,
     /// Other claims may use it as well, if they share it too.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -178,6 +178,9 @@ pub struct Hold {
     /// The driver whose device has the identity string. `None`: the key names it, or an older release wrote the record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driver: Option<DriverName>,
+    /// The host derived it from what the container gets: it excludes devices of other drivers only.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub derived: bool,
     /// What the device takes of things that other devices or claims use as well.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub uses: Vec<Use>,

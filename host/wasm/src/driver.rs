@@ -20,6 +20,7 @@ use nodedock_core::driver::values::Journal;
 use nodedock_core::driver::{
     Call, ClaimDriver, DriverStats, NodeFacts, Outcomes, PreparedClaims, Published, all_failed, settle,
 };
+use nodedock_core::hardware_keys;
 use nodedock_core::recording::{Recorder, Revision};
 use nodedock_core::standard_attributes;
 use nodedock_core::sysfs::blocking::blocking;
@@ -102,6 +103,7 @@ impl WasmDriver {
         let node = Arc::clone(&self.sandbox.scope.node);
         let add = move || {
             standard_attributes::add(&node.sysfs, node.numa_node_form, &mut inventory)?;
+            hardware_keys::add(&node.hardware, &node.sysfs, &mut inventory)?;
             Ok(inventory)
         };
         let inventory = self.sandbox.scope.look(add).await?;

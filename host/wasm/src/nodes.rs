@@ -147,6 +147,9 @@ impl DevRoot {
             is_console,
         };
         let naming = ceiling::device_node(facts).ok_or_else(|| denied(path))?;
+        // What a record of a machine does not say of a node is no reason against it: there is no device behind it.
+        let is_unrecorded = self.is_simulated && kind == NodeKind::Character && subsystem.is_none();
+        let naming = if is_unrecorded { Naming::Glob } else { naming };
         let info = NodeInfo {
             path: path.to_owned(),
             kind,

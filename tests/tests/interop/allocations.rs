@@ -133,7 +133,7 @@ impl History {
             seed,
             inventory,
             class_objects: classes.iter().map(class).collect(),
-            in_use: InUse::new(),
+            in_use: InUse::default(),
             allocated: Vec::new(),
             has_counters: slices.iter().any(consumes),
             slices,

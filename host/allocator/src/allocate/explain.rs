@@ -90,6 +90,7 @@ fn tally(search: &mut Search<'_, '_>, slot: &Slot<'_>) -> String {
             Status::CapacityFailed(_) | Status::Defect | Status::NoCapacity(_) => "without the capacity",
             Status::CapacityPolicy(_) => "not allowing the amount",
             Status::InUse => "in use",
+            Status::Held => "with hardware that is in use",
             Status::OtherNode => "on other nodes",
             Status::Capacity(_) => "short of capacity",
             Status::Taint(_) => "with taints that are not tolerated",
@@ -259,6 +260,11 @@ fn reason(search: &Search<'_, '_>, slot: &Slot<'_>, device: &Offered, status: St
         Status::InUse => usage.map(|usage| {
             format!("in use by claim {}", usage.exclusive_claim().unwrap_or_else(|| usage.first_claim()))
         }),
+        Status::Held => {
+            let in_use = search.checks.usage.in_use;
+            let holder = in_use.holder(device.driver(), device.pool(), &device.device().name);
+            holder.map(|(claim, key)| format!("its hardware is in use by claim {claim}, which holds {key}"))
+        }
         Status::OtherNode => Some(format!("not on node {:?}", search.checks.inventory.node.name)),
         Status::Defect => device.capacities.as_ref().err().cloned(),
         Status::NoCapacity(number) => slot

@@ -1,17 +1,41 @@
 //! The devices that live claims have, kept up to date claim by claim. It knows no inventory: an allocation reads it beside one.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use k8s_openapi::api::resource::v1::{AllocationResult, DeviceRequestAllocationResult};
-use nodedock_model::quantity;
+use nodedock_model::{HeldKeys, Hold, quantity};
 
-use super::inventory::{Inventory, PoolMember};
+use super::inventory::{Inventory, Offered, PoolMember};
 use super::table::Table;
 
-/// The devices, shares and capacities that claims have. Admin access takes nothing and is not in it.
+/// What a claim that has a device keeps from other claims by the hardware behind it. A device that is not in it has a name alone.
+#[derive(Debug, Default, PartialEq)]
+pub struct DeviceHolds(HashMap<DeviceName, Vec<Hold>>);
+
+impl DeviceHolds {
+    /// Sets the holds of a device, whose pool has the name of its slices.
+    pub fn set(&mut self, driver: &str, pool: &str, device: &str, holds: Vec<Hold>) {
+        if !holds.is_empty() {
+            self.0.insert(DeviceName::new(driver, pool, device), holds);
+        }
+    }
+
+    fn of(&self, driver: &str, pool: &str, device: &str) -> &[Hold] {
+        // Most nodes have no such device.
+        let found = if self.0.is_empty() { None } else { self.0.get(&DeviceName::new(driver, pool, device)) };
+        found.map_or(&[], Vec::as_slice)
+    }
+}
+
+/// The devices, shares and capacities that claims have, and the hardware behind them. Admin access takes nothing and is not in it.
 #[derive(Debug, Default)]
 pub struct InUse {
     claims: HashMap<String, Vec<DeviceName>>,
+    of_devices: Arc<DeviceHolds>,
+    /// What each claim keeps from others.
+    holds: HashMap<String, Vec<Hold>>,
+    held: HeldKeys<String>,
     /// By driver and pool, then by device.
     pools: HashMap<String, HashMap<String, HashMap<String, DeviceUse>>>,
 }
@@ -21,6 +45,12 @@ struct DeviceName {
     driver: String,
     pool: String,
     device: String,
+}
+
+impl DeviceName {
+    fn new(driver: &str, pool: &str, device: &str) -> Self {
+        Self { driver: driver.to_owned(), pool: pool.to_owned(), device: device.to_owned() }
+    }
 }
 
 /// The claims that have a device.
@@ -38,8 +68,8 @@ struct Holder {
 
 impl InUse {
     /// Returns what is in use when no claim has a device.
-    pub fn new() -> Self {
-        Self::default()
+    pub fn new(of_devices: Arc<DeviceHolds>) -> Self {
+        Self { of_devices, ..Self::default() }
     }
 
     /// Adds what a claim's allocation takes. An earlier allocation of the same claim is replaced.
@@ -54,14 +84,51 @@ impl InUse {
             device.holders.push(Holder { claim: uid.to_owned(), consumed: share(result) });
             let (driver, pool) = (result.driver.clone(), result.pool.clone());
             names.push(DeviceName { driver, pool, device: result.device.clone() });
+            let of_devices = Arc::clone(&self.of_devices);
+            self.hold(uid, of_devices.of(&result.driver, &result.pool, &result.device));
         }
         if !names.is_empty() {
             self.claims.insert(uid.to_owned(), names);
         }
     }
 
+    /// Adds what a claim keeps from others, beside what follows from its allocation, until it is removed.
+    pub fn hold(&mut self, uid: &str, holds: &[Hold]) {
+        if holds.is_empty() {
+            return;
+        }
+        let owner = uid.to_owned();
+        let known = self.holds.entry(owner.clone()).or_default();
+        for hold in holds {
+            if !known.contains(hold) {
+                self.held.add(&owner, hold);
+                known.push(hold.clone());
+            }
+        }
+    }
+
+    /// Returns the claims that keep the hardware of a claim from it.
+    pub fn in_the_way(&self, uid: &str) -> impl Iterator<Item = &str> {
+        let owner = uid.to_owned();
+        let holds = self.holds.get(uid).into_iter().flatten();
+        holds
+            .flat_map(move |hold| self.held.all_in_the_way(Some(&owner), hold))
+            .map(|(claim, _)| claim.as_str())
+    }
+
+    /// Returns a claim that keeps the hardware of a device from any other claim, and the key that it holds.
+    pub(super) fn holder(&self, driver: &str, pool: &str, device: &str) -> Option<(&str, &str)> {
+        let mut holds = self.of_devices.of(driver, pool, device).iter();
+        let found = holds.find_map(|hold| self.held.in_the_way(None, hold));
+        found.map(|(claim, key)| (claim.as_str(), key))
+    }
+
     /// Removes what a claim has. A claim without an allocation has nothing, and this does nothing.
     pub fn remove(&mut self, uid: &str) {
+        let owner = uid.to_owned();
+        for hold in self.holds.remove(uid).unwrap_or_default() {
+            self.held.remove(&owner, &hold);
+        }
         for name in self.claims.remove(uid).unwrap_or_default() {
             self.remove_from(uid, &name);
         }
@@ -118,6 +185,9 @@ impl DeviceUse {
 
 /// What of an inventory is in use when an allocation begins.
 pub(super) struct Usage<'a> {
+    pub(super) in_use: &'a InUse,
+    /// Of devices that were looked at, whether a claim has their hardware.
+    held: Table<Option<bool>>,
     pub(super) devices: Table<Option<&'a DeviceUse>>,
     /// What devices in use consume of each counter.
     pub(super) counters: Table<i128>,
@@ -127,6 +197,8 @@ impl<'a> Usage<'a> {
     /// A device that no slice has any more consumes no counter, as upstream.
     pub(super) fn of(in_use: &'a InUse, inventory: &Inventory) -> Self {
         let mut usage = Self {
+            in_use,
+            held: Table::new(inventory.devices.len()),
             devices: Table::new(inventory.devices.len()),
             counters: Table::new(inventory.counters.len()),
         };
@@ -143,6 +215,16 @@ impl<'a> Usage<'a> {
             }
         }
         usage
+    }
+
+    /// Whether a claim has the hardware behind a device.
+    pub(super) fn is_held(&mut self, device: &Offered) -> bool {
+        if let Some(is_held) = self.held.get(device.id) {
+            return is_held;
+        }
+        let is_held = self.in_use.holder(device.driver(), device.pool(), &device.device().name).is_some();
+        self.held.set(device.id, Some(is_held));
+        is_held
     }
 
     fn add_counters(&mut self, consumes: &[(u32, i128)]) {

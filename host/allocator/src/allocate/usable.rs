@@ -21,6 +21,8 @@ pub(super) enum Status {
     /// The selectors of this allocation have taken all the steps that they may take.
     SelectorSteps,
     InUse,
+    /// Another device of the same hardware is in use.
+    Held,
     Selector(u16),
     OtherNode,
     /// A capacity of the device has no meaning.
@@ -58,6 +60,9 @@ impl Checks<'_> {
         let device_use = self.usage.devices.get(device.id);
         if !slot.admin_access && device_use.is_some_and(|device_use| takes_whole(device_use, device)) {
             return Status::InUse;
+        }
+        if !slot.admin_access && self.usage.is_held(device) {
+            return Status::Held;
         }
         let matching = self.matching(slot, device);
         if matching != Status::Usable {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::AdapterParts;
 use crate::driver::Published;
-use crate::standard_attributes;
+use crate::{hardware_keys, standard_attributes};
 use nodedock_model::{
     Adapter, DeviceHealth, HealthState, Inventory, PluginDevice, Pool, Problem, device_name,
 };
@@ -27,6 +27,7 @@ impl Material {
         };
         let mut inventory = Inventory { pools: [(adapter.pool.clone(), pool)].into() };
         standard_attributes::add(&parts.sysfs, parts.numa_node_form, &mut inventory)?;
+        hardware_keys::add(&parts.hardware, &parts.sysfs, &mut inventory)?;
         let health = |device: &PluginDevice| {
             let health = match (&left, device.healthy) {
                 (Some(why), _) => DeviceHealth { state: HealthState::Unhealthy, message: why.clone() },

@@ -15,6 +15,7 @@ use serde::Deserialize;
 use super::directory::{CLOCK_TICK_MAX, Known, Stamp, is_spec_name, open_plain};
 use super::identity::{DAEMON_OPENING, MARK};
 use nodedock_base::file;
+use nodedock_model::{DeviceNode, NetDevice};
 
 /// Bytes of a file that are read; a larger file is skipped.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -90,20 +91,75 @@ struct Entry {
     /// `None`: must be read again, because a change may not be visible.
     stamp: Option<Stamp>,
     devices: Vec<String>,
+    /// What each of them gives to a container.
+    given: Vec<Given>,
     ours: bool,
 }
 
-/// The fields of a spec that name its devices.
+/// Device nodes and network interfaces that a CDI device of another program gives to a container.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Given {
+    pub device_nodes: Vec<DeviceNode>,
+    pub net_devices: Vec<NetDevice>,
+}
+
+/// The fields of a spec that name its devices, and what these give.
 #[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Names {
     kind: String,
     #[serde(default)]
     devices: Vec<Name>,
+    container_edits: Option<Edits>,
 }
 
 #[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Name {
     name: String,
+    container_edits: Option<Edits>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Edits {
+    device_nodes: Option<Vec<Node>>,
+    net_devices: Option<Vec<Interface>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Node {
+    path: String,
+    host_path: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Interface {
+    host_interface_name: String,
+    name: Option<String>,
+}
+
+impl Given {
+    /// `all`: of every device of a spec.
+    fn of(all: Option<&Edits>, own: Option<&Edits>) -> Self {
+        let edits = || all.into_iter().chain(own);
+        // The numbers in a spec are optional, and those of the node count.
+        let node =
+            |node: &Node| DeviceNode { host_path: node.host_path.clone(), ..DeviceNode::at(&node.path) };
+        let interface = |found: &Interface| NetDevice {
+            host_interface: found.host_interface_name.clone(),
+            container_interface: found.name.clone().unwrap_or_else(|| found.host_interface_name.clone()),
+        };
+        Self {
+            device_nodes: edits().flat_map(|edits| edits.device_nodes.iter().flatten()).map(node).collect(),
+            net_devices: edits()
+                .flat_map(|edits| edits.net_devices.iter().flatten())
+                .map(interface)
+                .collect(),
+        }
+    }
 }
 
 impl Catalog {
@@ -267,6 +323,18 @@ impl Catalog {
         qualified.iter().filter(|name| !state.devices.contains_key(*name)).cloned().collect()
     }
 
+    /// Returns what a CDI device gives, by every file of other programs that has it; by the last read.
+    pub(super) fn given(&self, qualified: &str) -> Vec<Given> {
+        let state = self.state.lock();
+        let files = state.devices.get(qualified).into_iter().flatten();
+        let entries = files.filter_map(|file| state.files.get(file));
+        let of = |entry: &Entry| {
+            let named = entry.devices.iter().zip(&entry.given).filter(|(name, _)| *name == qualified);
+            named.map(|(_, given)| given.clone()).collect::<Vec<_>>()
+        };
+        entries.flat_map(of).collect()
+    }
+
     /// Returns the names of this daemon's files that this process did not write and did not compare yet.
     pub(super) fn ours(&self) -> Vec<String> {
         let state = self.state.lock();
@@ -317,12 +385,16 @@ impl Catalog {
             text => text?.unwrap_or_default(),
         };
         if directory == self.own && self.is_ours(text.as_bytes()) {
-            return Ok(Entry { stamp, devices: Vec::new(), ours: true });
+            return Ok(Entry { stamp, ours: true, ..Entry::default() });
         }
         let names = serde_saphyr::from_str::<Names>(&text).unwrap_or_default();
         let qualified = |device: &Name| format!("{}={}", names.kind, device.name);
-        let devices = names.devices.iter().map(qualified).collect();
-        Ok(Entry { stamp, devices, ours: false })
+        let given = names
+            .devices
+            .iter()
+            .map(|device| Given::of(names.container_edits.as_ref(), device.container_edits.as_ref()));
+        let (devices, given) = (names.devices.iter().map(qualified).collect(), given.collect());
+        Ok(Entry { stamp, devices, given, ours: false })
     }
 }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use sha2::{Digest, Sha256};
 
 use super::access::FileAccess;
-use super::catalog::{Catalog, Collision, Moment, Touched};
+use super::catalog::{Catalog, Collision, Given, Moment, Touched};
 use super::identity::{Identity, OPENING};
 use super::render::{SpecFile, mark_of};
 use nodedock_base::batches::Batches;
@@ -253,6 +253,11 @@ impl CdiDir {
     /// Returns the names that are in no file of other programs, by the last `survey`.
     pub fn missing(&self, qualified: &[String]) -> Vec<String> {
         self.directory().catalog.missing(qualified)
+    }
+
+    /// Returns what a CDI device of other programs gives to a container, by the last `survey`.
+    pub fn given(&self, qualified: &str) -> Vec<Given> {
+        self.directory().catalog.given(qualified)
     }
 
     /// Reads changed files again.

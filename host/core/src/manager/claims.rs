@@ -24,6 +24,7 @@
 pub(crate) mod calls;
 mod driver_changes;
 pub(crate) mod files;
+pub(crate) mod hardware;
 mod held_hardware;
 pub(crate) mod kubelet;
 pub mod machine;
@@ -67,6 +68,7 @@ use nodedock_model::{
     ReleaseRecord, Uid,
 };
 
+pub use hardware::HardwareHolds;
 pub use metrics::ClaimMetrics;
 pub use release::{ReleasePreview, ReleaseRequest};
 pub use retry_status::{ClaimView, RefusedClaim, Retry, RetryStatus};
@@ -187,7 +189,7 @@ impl Manager {
     pub fn holders_of_device(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<ObjectRef> {
         let facts = self.facts(driver, pool, device);
         let table = self.table();
-        let mut holders = table.holders(driver, pool, device, &facts.identity);
+        let mut holders = table.holders(&facts.exclusive_holds(driver, pool, device));
         let overlapping = facts.hold(driver, pool, device).map(|hold| overlap::in_the_way(&table, &hold));
         let is_new = |claim: &ObjectRef| holders.iter().all(|holder| holder.uid != claim.uid);
         let others: Vec<_> = overlapping.into_iter().flatten().filter(is_new).collect();

@@ -33,12 +33,12 @@ use nodedock_base::tasks::Tasks;
 use nodedock_base::tcp::ListenAddress;
 use nodedock_core::checkpoint::{Change, Checkpoint};
 use nodedock_core::manager::Manager;
-use nodedock_core::manager::claims::PodSelector;
+use nodedock_core::manager::claims::{HardwareHolds, PodSelector};
 use nodedock_core::registry::Registry;
 use nodedock_kube::client::KubeClient;
 use nodedock_kube::extended_resources::{ExtendedResources, Mechanism};
 use nodedock_kube::facts::Facts;
-use nodedock_kube::local::{LocalClaims, LocalParts, NodeUse, PreparedClaims, ensure_node};
+use nodedock_kube::local::{DeviceHolds, LocalClaims, LocalParts, NodeUse, PreparedClaims, ensure_node};
 use nodedock_kube::pools::{NodePools, PoolNames};
 use nodedock_kube::slices::{self, SliceParts, SliceReport, SliceSettings};
 use nodedock_kube::status::Statuses;
@@ -269,7 +269,11 @@ impl LocalApi {
         let (changes, conditions) = (parts.changes.clone(), parts.conditions.clone());
         let taints =
             DeviceTaints::start(&tasks, &self.client, changes, conditions, report, self.pools.clone());
-        let prepared = Arc::new(Prepared { manager: parts.manager, pools: self.pools.clone() });
+        let prepared = Arc::new(Prepared {
+            manager: parts.manager,
+            pools: self.pools.clone(),
+            device_holds: Mutex::default(),
+        });
         let local = LocalParts { client: self.client, node, changes: parts.changes, tasks };
         self.claims.start(local, prepared);
         Ok(taints)
@@ -331,12 +335,28 @@ fn of_others(registry: Registry) -> Check {
 struct Prepared {
     manager: Arc<Manager>,
     pools: NodePools,
+    /// The holds of devices as the manager had them last, and under the names that slices have.
+    device_holds: Mutex<(Arc<Vec<HardwareHolds>>, Arc<DeviceHolds>)>,
 }
 
 #[async_trait]
 impl PreparedClaims for Prepared {
     fn node_use(&self) -> NodeUse {
         NodeUse::of(&self.manager.claims(), &self.pools)
+    }
+
+    fn device_holds(&self) -> Arc<DeviceHolds> {
+        let found = self.manager.hardware_holds();
+        let mut known = self.device_holds.lock();
+        if !Arc::ptr_eq(&known.0, &found) {
+            let mut holds = DeviceHolds::default();
+            for HardwareHolds { driver, pool, device, holds: of_device } in &*found {
+                let pool = self.pools.published(driver, pool);
+                holds.set(driver.as_str(), pool.as_str(), device.as_str(), of_device.clone());
+            }
+            *known = (found, Arc::new(holds));
+        }
+        known.1.clone()
     }
 
     async fn unprepare_users(&self, claim: &str) -> Result<(), Problem> {

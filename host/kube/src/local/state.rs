@@ -12,14 +12,14 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use nodedock_allocator::allocate::{
-    Bounds, InUse, Inventory, NodeRef, NotAllocated, NotAllocatedKind, allocate,
+    Bounds, DeviceHolds, InUse, Inventory, NodeRef, NotAllocated, NotAllocatedKind, allocate,
 };
 
 use uuid::Uuid;
 
 use super::objects::{Change, Key, Seen, key, version};
 use crate::pools::NodePools;
-use nodedock_model::{AllocatedDevice, ClaimRecord};
+use nodedock_model::{AllocatedDevice, ClaimRecord, Hold};
 
 /// Keeps an allocated claim until it is unprepared, as Kubernetes' scheduler has it.
 pub(super) const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
@@ -33,6 +33,8 @@ pub struct NodeUse {
     pub pods: BTreeSet<String>,
     /// UIDs of claims that are prepared or on the way, with their devices under the names that slices have.
     pub claims: BTreeMap<String, AllocationResult>,
+    /// What these claims keep from others.
+    pub holds: BTreeMap<String, Vec<Hold>>,
 }
 
 impl NodeUse {
@@ -60,6 +62,7 @@ impl NodeUse {
         Self {
             pods: records.iter().flat_map(|record| record.pods.keys()).map(ToString::to_string).collect(),
             claims: records.iter().map(claim).collect(),
+            holds: records.iter().map(|record| (record.id.uid.to_string(), record.holds.clone())).collect(),
         }
     }
 }
@@ -89,6 +92,8 @@ pub(super) enum Step {
     },
     /// End the allocation of a claim that is deleted and not in use.
     Release(Arc<ResourceClaim>),
+    /// End the allocation of a claim whose hardware a prepared claim has: it is allocated anew.
+    Withdraw(Arc<ResourceClaim>),
     Allocate(Arc<ResourceClaim>),
 }
 
@@ -115,6 +120,7 @@ pub(super) struct State {
     /// None: slices changed.
     inventory: Option<Arc<Inventory>>,
     in_use: InUse,
+    of_devices: Arc<DeviceHolds>,
     has_node: bool,
     /// Counts changes that may let a refused claim be allocated: of classes, slices and the node, and devices that became free. A free device
     /// helps also one whose selector failed, since devices in use are not evaluated.
@@ -153,7 +159,8 @@ impl State {
             allocated: BTreeSet::new(),
             shown: 0,
             inventory: None,
-            in_use: InUse::new(),
+            in_use: InUse::default(),
+            of_devices: Arc::default(),
             has_node: false,
             epoch: 0,
             unlisted: BTreeSet::from(["claims", "classes", "slices", "pods", "nodes"]),
@@ -274,13 +281,30 @@ impl State {
         }
     }
 
-    /// Counts what is prepared and has no allocated object: claims of manifests, and those whose object is gone.
+    /// Sets what devices keep from others by their hardware.
+    pub(super) fn set_device_holds(&mut self, of_devices: Arc<DeviceHolds>) {
+        if *of_devices != *self.of_devices {
+            self.of_devices = of_devices;
+            self.use_all();
+            self.epoch += 1;
+        }
+    }
+
+    /// Counts what is prepared and has no allocated object: claims of manifests, and those whose object is gone; and the hardware that
+    /// prepared claims have.
     fn use_foreign(&mut self) {
         for (uid, allocation) in self.node_use.claims.iter().filter(|(uid, _)| !self.allocated.contains(*uid))
         {
             self.in_use.remove(uid);
             self.in_use.add(uid, allocation);
         }
+        self.node_use.holds.iter().for_each(|(uid, holds)| self.in_use.hold(uid, holds));
+    }
+
+    /// Whether a claim has hardware that a prepared claim has too: what that one gets was not known when it was allocated.
+    fn is_taken(&self, claim: &ResourceClaim) -> bool {
+        let is_prepared = |uid: &str| self.node_use.claims.contains_key(uid);
+        claim.uid().is_some_and(|uid| !is_prepared(&uid) && self.in_use.in_the_way(&uid).any(is_prepared))
     }
 
     pub(super) fn claims(&self) -> impl Iterator<Item = &Arc<ResourceClaim>> {
@@ -325,6 +349,8 @@ impl State {
             let wanted = self.consumers_of(key, claim, reservations.get(key));
             if is_ending(&**claim) && self.is_unused(claim, &wanted) {
                 steps.push(Step::Release(claim.clone()));
+            } else if !is_ending(&**claim) && !reservations.contains_key(key) && self.is_taken(claim) {
+                steps.push(Step::Withdraw(claim.clone()));
             } else if wanted != consumers(claim) {
                 steps.push(Step::Reserve { claim: claim.clone(), consumers: wanted });
             }
@@ -467,7 +493,11 @@ impl State {
 
     /// An allocation did not end: what it took out is made again.
     pub(super) fn lost_allocation(&mut self) {
-        self.in_use = InUse::new();
+        self.use_all();
+    }
+
+    fn use_all(&mut self) {
+        self.in_use = InUse::new(self.of_devices.clone());
         for known in self.claims.values() {
             if let (Some(uid), Some(allocation)) = (known.claim.uid(), allocation(&known.claim)) {
                 self.in_use.add(&uid, allocation);

@@ -46,6 +46,13 @@ impl Writes {
                 Some(self.status(&claim, json!({ "reservedFor": consumers })).await?)
             }
             Step::Release(claim) => Some(self.release(&claim).await?),
+            Step::Withdraw(claim) => {
+                tracing::info!(claim = %format_args!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any()), "a prepared claim has its hardware: it is allocated anew");
+                Some(
+                    self.status(&claim, json!({ "allocation": null, "reservedFor": null, "devices": null }))
+                        .await?,
+                )
+            }
             Step::Allocate(claim) => self.allocate(claim, state).await?,
         };
         if let Some(claim) = written {

@@ -72,6 +72,7 @@ fn device(driver: &DriverName, device: guest::Device) -> Checked<Device> {
         consumes: counter_sets("consumed counter sets", device.consumes, CONSUMED_SETS_MAX)?,
         allow_multiple_allocations: shared,
         identity: device.identity.into_iter().map(identity).collect::<Checked<_>>()?,
+        keys: Vec::new(),
         numa_nodes: device.numa_nodes,
         scheduling: None,
         annotations: labels("annotations", device.annotations)?,

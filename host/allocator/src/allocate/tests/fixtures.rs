@@ -81,7 +81,7 @@ impl Machine {
     /// A machine with class `gpu`, which selects everything.
     pub(super) fn new(slices: &[Value]) -> Self {
         let class = json!({"metadata": {"name": "gpu"}, "spec": {}});
-        let (in_use, bounds) = (InUse::new(), Bounds::default());
+        let (in_use, bounds) = (InUse::default(), Bounds::default());
         Self { slices: slices.to_vec(), classes: vec![class], in_use, bounds }
     }
 

@@ -29,6 +29,7 @@ fn full_claim() -> ClaimRecord {
         key: "gpu.example.com/gpus/gpu-0".to_owned(),
         shared: false,
         driver: None,
+        derived: false,
         uses: Vec::new(),
     });
     record

@@ -199,7 +199,7 @@ impl Manager {
     }
 
     /// Reads the directories. A directory that cannot be read counts as it was read last.
-    async fn survey(&self) {
+    pub(super) async fn survey(&self) {
         self.report_survey(self.cdi.survey().await);
     }
 

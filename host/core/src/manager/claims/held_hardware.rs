@@ -53,8 +53,13 @@ mod tests {
         let id = claim("one", &["vfio/0"], &[&pod("a")]).id;
         let mut record = ClaimRecord::new(id, ClaimState::Preparing, "boot-1");
         let key = "pci:0000:3b:02.1".to_owned();
-        record.holds =
-            vec![Hold { key: key.clone(), shared: false, driver: Some(driver("vfio")), uses: Vec::new() }];
+        record.holds = vec![Hold {
+            key: key.clone(),
+            shared: false,
+            driver: Some(driver("vfio")),
+            derived: false,
+            uses: Vec::new(),
+        }];
         let of = ("example.com/vf".parse().unwrap(), "0000:3b:02.1".to_owned());
         let held = [(key.clone(), of)].into();
         let problem = check(&record, &[driver("vfio")], &held).unwrap_err();

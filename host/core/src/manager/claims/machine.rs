@@ -18,8 +18,8 @@ use nodedock_model::{
     ProblemCode, ProblemKind, Transition, Uid,
 };
 
-use holds::holds_of;
-pub use holds::{CounterFacts, DeviceFacts, holds};
+pub(super) use holds::holds_of;
+pub use holds::{CounterFacts, DerivedKey, DeviceFacts, holds};
 pub use kubelet::{admit_for_kubelet, end_of_part, known_claim};
 pub use unprepare::{
     UnprepareEnd, UnprepareRequest, UnprepareResult, UnprepareStep, check_release, finish_unprepare, release,
@@ -420,9 +420,11 @@ fn is_open(part: &DriverPart) -> bool {
     !part.leaving && part.current().is_none()
 }
 
-/// Whether the driver has done nothing, and will not.
+/// Whether the driver has done nothing that stays, and will not.
 fn is_refused_for_good(part: &DriverPart) -> bool {
-    part.prepared.is_none() && part.problem.as_ref().is_some_and(|problem| problem.kind.is_permanent())
+    // What it prepared is another claim's: the claim must not keep it while it waits.
+    let is_final = |problem: &Problem| problem.kind.is_permanent() || problem.code == ProblemCode::DeviceHeld;
+    part.prepared.is_none() && part.problem.as_ref().is_some_and(is_final)
 }
 
 fn take_results(record: &mut ClaimRecord, results: Vec<DriverResult>, now_ms: u64) {
@@ -560,7 +562,7 @@ fn pods_named(claim: &ClaimRecord) -> String {
     name_few(claim.pods.values(), PODS_NAMED_MAX)
 }
 
-fn held(id: &ObjectRef, holder: &ClaimRecord, key: &str) -> Problem {
+pub(super) fn held(id: &ObjectRef, holder: &ClaimRecord, key: &str) -> Problem {
     let (of, by) = (&holder.id, kubelet::holders_named(holder));
     let message = format!("claim {id} wants {key}, which claim {of} (UID {}, {by}) holds", of.uid);
     Problem::conflict(ProblemCode::DeviceHeld, message).with("holder", &holder.id).with("device", key)

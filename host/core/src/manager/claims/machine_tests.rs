@@ -52,7 +52,7 @@ fn waits(step: PrepareStep) -> Problem {
 /// What a claim holds; an identity is held for the gpu.
 fn hold(key: &str, shared: bool) -> Hold {
     let of = Some(driver("gpu")).filter(|gpu| !key.starts_with(gpu.as_str()));
-    Hold { key: key.to_owned(), shared, driver: of, uses: Vec::new() }
+    Hold { key: key.to_owned(), shared, driver: of, derived: false, uses: Vec::new() }
 }
 
 fn result(driver: &DriverName, outcome: Result<PreparedClaim, Problem>) -> DriverResult {

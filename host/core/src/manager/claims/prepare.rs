@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use futures::FutureExt as _;
 use tokio::time::Instant;
+use uuid::Uuid;
 
 use super::calls::{CalledDriver, Callees, are_pure, prepared_by};
 use super::files::Nodes;
@@ -14,14 +15,14 @@ use super::machine::{self, DeviceFacts, DriverResult, Holder, PrepareEnd, Prepar
 use super::metrics::PREPARE;
 use super::prepare_retry::{self, DriverRevision, FailedPrepare, Verdict};
 use super::source::check_bounds;
-use super::table::Undo;
+use super::table::{Undo, device_key};
 use super::{ClaimEnd, ClaimOutcome, unrendered};
 use crate::adapters::Adapters;
 use crate::cdi;
 use crate::checkpoint::Change;
 use crate::driver::Call;
 use crate::driver::moved::have_moved;
-use crate::manager::{Manager, interrupted};
+use crate::manager::{Manager, interrupted, is_in_use};
 use crate::registry::DRIVER_POLL_PERIOD;
 use nodedock_base::clock::now_ms;
 use nodedock_base::failpoint::{self, Point};
@@ -110,7 +111,7 @@ impl Manager {
         let is_named = |claim: &&Claim| claim.id.namespace == pod.namespace && claim.id.name == *name;
         // Claims of the request come first; of two with one name the later counts.
         let claim = match inline.iter().rev().find(is_named) {
-            Some(claim) => Some(claim.clone()),
+            Some(claim) => Some(self.with_shares(claim.clone())),
             None => self.source.claim(&pod.namespace, name).await?,
         };
         let claim = claim.ok_or_else(|| {
@@ -123,6 +124,35 @@ impl Manager {
         check_bounds(&claim)?;
         machine::admit(&claim, pod, request.pod_group.as_ref(), &self.settings.node.name)?;
         Ok(claim)
+    }
+
+    /// A claim that came with its request, with the shares that a scheduler would have written: of each device that allows several allocations
+    /// a share of its own, with the amounts that a request without any gets.
+    fn with_shares(&self, mut claim: Claim) -> Claim {
+        let known = self.table().claim(claim.id.uid.as_str()).cloned();
+        let devices = claim.allocation.iter_mut().flat_map(|allocation| &mut allocation.devices);
+        for (place, device) in
+            devices.enumerate().filter(|(_, device)| device.share_id.is_none() && !device.admin_access)
+        {
+            let before = known.iter().flat_map(|known| &known.allocation.devices).nth(place);
+            if let Some(before) =
+                before.filter(|before| before.device == device.device && before.pool == device.pool)
+            {
+                // As when it was prepared, also by an older release, which wrote none.
+                (device.share_id, device.consumed) = (before.share_id.clone(), before.consumed.clone());
+                continue;
+            }
+            let found = self.registry.device(&device.driver, device.pool.as_str(), device.device.as_str());
+            let Some(found) = found.filter(|found| found.allow_multiple_allocations) else { continue };
+            let of = format!("{}/{place}", claim.id.uid);
+            device.share_id = Some(Uuid::new_v5(&Uuid::NAMESPACE_OID, of.as_bytes()).to_string());
+            device.consumed = found
+                .capacities
+                .iter()
+                .map(|(name, capacity)| (name.to_string(), capacity.without_request()))
+                .collect();
+        }
+        claim
     }
 
     /// Decides about every claim, and waits a bounded time for what is in the way. Returns the locks of the claims.
@@ -140,6 +170,14 @@ impl Manager {
             freed.mark_unchanged();
             serving.mark_unchanged();
             let mut plan = self.decide(holder, claims, may_wait);
+            // Who allocated such a claim may have another device for it.
+            let is_decided_anew = |(uid, problem): (&Uid, &Problem)| {
+                is_in_use(problem) && claims.get(uid).is_some_and(|claim| self.source.allocates(&claim.id))
+            };
+            if may_wait && plan.waiting.iter().any(is_decided_anew) {
+                may_wait = false;
+                plan = self.decide(holder, claims, may_wait);
+            }
             if !may_wait {
                 plan.refused.append(&mut plan.waiting);
             }
@@ -233,7 +271,11 @@ impl Manager {
 
     pub(super) fn facts(&self, driver: &DriverName, pool: &str, device: &str) -> DeviceFacts {
         let found = self.registry.device_and_counters(driver, pool, device);
-        found.map(|(device, sets)| DeviceFacts::of(device, &sets)).unwrap_or_default()
+        let derived =
+            self.remembered.get(&device_key(driver, pool, device), found.as_ref().map(|(found, _)| found));
+        // A native plugin reports no devices.
+        let facts = found.map(|(device, sets)| DeviceFacts::of(device, &sets)).unwrap_or_default();
+        DeviceFacts { derived, ..facts }
     }
 
     /// Whether a driver that does not serve may do so soon.
@@ -361,9 +403,10 @@ impl Manager {
             let uid = record.id.uid.clone();
             let (results, drivers): (Vec<_>, Vec<_>) = results.into_iter().unzip();
             let results = renderable(record, self.with_metadata(record, results));
-            self.note_results(holder.pod(), record, &results, &drivers);
+            let (record, results) = self.hold_hardware(record, results).await;
+            self.note_results(holder.pod(), &record, &results, &drivers);
             kept_until_durable.push(drivers);
-            let end = machine::finish_prepare(record, holder.part(), results, now_ms());
+            let end = machine::finish_prepare(&record, holder.part(), results, now_ms());
             let (records, record, end) = match end {
                 PrepareEnd::Prepared(record) => (&mut prepared, record, Ok(ClaimEnd::Prepared)),
                 PrepareEnd::Open(record, problem) => (&mut open, record, Err(problem)),

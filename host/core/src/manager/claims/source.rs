@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use crate::manager::claims::manifest;
 use nodedock_base::error::chain;
-use nodedock_model::{Claim, ObjectName, Problem, ProblemCode, Uid, limit};
+use nodedock_model::{Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid, limit};
 
 /// The source from which the manager reads claims.
 #[async_trait]
@@ -23,6 +23,12 @@ pub trait ClaimSource: Send + Sync {
         _uid: &Uid,
     ) -> Result<Option<Claim>, Problem> {
         self.claim(namespace, name).await
+    }
+
+    /// Returns whether the claim is one of this node's own allocator: if another claim has its devices, that one decides again, so a prepare
+    /// need not wait for them.
+    fn allocates(&self, _claim: &ObjectRef) -> bool {
+        false
     }
 }
 

@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::manager::index::Index;
-use nodedock_model::{ClaimRecord, DriverName, Hold, ObjectName, ObjectRef, PodRecord, ReleaseRecord, Uid};
+use nodedock_model::{
+    ClaimRecord, DriverName, HeldKeys, Hold, ObjectName, ObjectRef, PodRecord, ReleaseRecord, Uid,
+};
 
 /// Records of released claims, the newest: years of manual releases.
 pub(crate) const RELEASED_MAX: usize = 256;
@@ -19,10 +21,8 @@ pub struct ClaimTable {
     claims: BTreeMap<Uid, Arc<ClaimRecord>>,
     pods: BTreeMap<Uid, Arc<PodRecord>>,
     by_name: BTreeMap<(ObjectName, ObjectName), Uid>,
-    /// By device or identity string, claims that exclude every other claim.
-    exclusive: Index<String>,
-    /// By device or identity string, claims that exclude only exclusive claims.
-    shared: Index<String>,
+    /// What claims keep from others.
+    held: HeldKeys<Uid>,
     /// By `driver/pool/device`; claims with admin access, which exclude no claim, are among them.
     users: Index<String>,
     /// By what several devices or claims use (`Use::of`).
@@ -140,18 +140,10 @@ impl ClaimTable {
         self.found(self.users.get(&device_key(driver, pool, device)))
     }
 
-    /// Claims that keep a device from an exclusive claim, by the device or by an identity string of it, each once.
-    pub fn holders(
-        &self,
-        driver: &DriverName,
-        pool: &str,
-        device: &str,
-        identity: &[String],
-    ) -> Vec<ObjectRef> {
-        let own = device_key(driver, pool, device);
-        let keys = std::iter::once(&own).chain(identity);
-        let uids: BTreeSet<_> =
-            keys.flat_map(|key| self.exclusive.get(key).chain(self.shared.get(key))).collect();
+    /// Claims that keep one of `holds` from a claim that has none of them yet, each once.
+    pub fn holders(&self, holds: &[Hold]) -> Vec<ObjectRef> {
+        let others = holds.iter().flat_map(|hold| self.held.all_in_the_way(None, hold));
+        let uids: BTreeSet<_> = others.map(|(uid, _)| uid).collect();
         self.found(uids.into_iter()).map(|record| record.id.clone()).collect()
     }
 
@@ -167,16 +159,12 @@ impl ClaimTable {
         uids.filter_map(|uid| self.claims.get(uid))
     }
 
-    fn holds(&mut self, hold: &Hold) -> &mut Index<String> {
-        if hold.shared { &mut self.shared } else { &mut self.exclusive }
-    }
-
     /// Sets a claim's record and returns the one before.
     pub fn put(&mut self, record: Arc<ClaimRecord>) -> Option<Arc<ClaimRecord>> {
         let uid = &record.id.uid;
         let before = self.remove(uid);
         self.by_name.insert(full_name(&record), uid.clone());
-        record.holds.iter().for_each(|hold| self.holds(hold).add(hold.key.clone(), uid));
+        record.holds.iter().for_each(|hold| self.held.add(uid, hold));
         device_keys(&record).for_each(|key| self.users.add(key, uid));
         things(&record).for_each(|thing| self.things.add(thing.to_owned(), uid));
         for pod in record.pods.values() {
@@ -194,7 +182,7 @@ impl ClaimTable {
         if self.by_name.get(&name) == Some(uid) {
             self.by_name.remove(&name);
         }
-        record.holds.iter().for_each(|hold| self.holds(hold).remove(&hold.key, uid));
+        record.holds.iter().for_each(|hold| self.held.remove(uid, hold));
         device_keys(&record).for_each(|key| self.users.remove(&key, uid));
         things(&record).for_each(|thing| self.things.remove(thing, uid));
         digests(&record).for_each(|digest| self.prepared_by.remove(digest, uid));
@@ -228,14 +216,10 @@ impl ClaimTable {
         pods.iter().filter(only).collect()
     }
 
-    /// The claim that keeps one of `holds` from the claim `uid`, and which hold that is.
-    pub(super) fn conflict<'a>(&self, uid: &Uid, holds: &'a [Hold]) -> Option<(&Arc<ClaimRecord>, &'a str)> {
-        holds.iter().find_map(|hold| {
-            let sharers = (!hold.shared).then(|| self.shared.get(&hold.key));
-            let others = self.exclusive.get(&hold.key).chain(sharers.into_iter().flatten());
-            let holder = others.into_iter().find(|other| *other != uid)?;
-            Some((self.claims.get(holder)?, hold.key.as_str()))
-        })
+    /// The claim that keeps one of `holds` from the claim `uid`, and the key that it holds.
+    pub(super) fn conflict(&self, uid: &Uid, holds: &[Hold]) -> Option<(&Arc<ClaimRecord>, &str)> {
+        let found = holds.iter().find_map(|hold| self.held.in_the_way(Some(uid), hold));
+        found.and_then(|(holder, key)| Some((self.claims.get(holder)?, key)))
     }
 
     /// Claims that operators released by force, the oldest first.

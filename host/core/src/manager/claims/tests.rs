@@ -2,6 +2,7 @@
 
 mod contention;
 mod files;
+mod hardware;
 mod histories;
 mod interrupted;
 mod kubelet;
@@ -147,7 +148,12 @@ async fn a_claim_keeps_its_device_and_the_hardware_behind_it_from_being_held_alo
     daemon.source.put(claim("monitor", &["!gpu/0"], &[&a]));
     assert_eq!(ends(&daemon.prepare(&a, &["one", "monitor"]).await), ["prepared"; 2]);
     let holders = |short: &str, device: &str, identity: &[String]| {
-        let holders = daemon.manager.table().holders(&driver(short), "pool", device, identity);
+        let facts = super::machine::DeviceFacts {
+            identity: identity.to_vec(),
+            ..super::machine::DeviceFacts::default()
+        };
+        let holds = facts.exclusive_holds(&driver(short), "pool", device);
+        let holders = daemon.manager.table().holders(&holds);
         holders.into_iter().map(|claim| claim.name.to_string()).collect::<Vec<_>>()
     };
     assert_eq!(holders("gpu", "0", &[]), ["one"], "one with admin access keeps it from no claim");

@@ -13,6 +13,7 @@ use crate::cdi_watch;
 use crate::checkpoint::{self, Checkpoint};
 use crate::device_metadata::MetadataSettings;
 use crate::driver::{ClaimDriver, Driver, DriverIdentity, NodeFacts, Published, StoredDrivers};
+use crate::hardware::Hardware;
 use crate::manager::claims::fixtures::{claim, driver, name, pod};
 use crate::manager::claims::table::ClaimTable;
 use crate::manager::claims::{ClaimEnd, PodSelector, RecordedValues, ReleaseRequest, SharedClaimTable};
@@ -93,6 +94,27 @@ impl Home {
         assert_eq!(database.execute(update, [uid]).unwrap(), 1);
     }
 
+    /// The node itself, or the machine that a test has recorded here.
+    fn hardware(&self) -> Hardware {
+        match self.0.path().join("dev").exists() {
+            true => Hardware::simulated(self.0.path()),
+            false => Hardware::of_node(),
+        }
+    }
+
+    /// Records a character device and the directory of its device below `/sys/devices`, before a daemon starts.
+    pub(crate) fn record_node(&self, path: &str, minor: u32, directory: &str) {
+        let root = self.0.path();
+        let (node, device) =
+            (root.join(path.trim_start_matches('/')), root.join("sys/devices").join(directory));
+        std::fs::create_dir_all(node.parent().unwrap()).unwrap();
+        std::fs::write(node, format!("character 226:{minor}")).unwrap();
+        std::fs::create_dir_all(device).unwrap();
+        std::fs::create_dir_all(root.join("sys/dev/char")).unwrap();
+        let link = root.join(format!("sys/dev/char/226:{minor}"));
+        std::os::unix::fs::symlink(format!("../../devices/{directory}"), link).unwrap();
+    }
+
     /// The directory used as `/sys`.
     pub(crate) fn sys(&self) -> PathBuf {
         self.0.path().join("sys")
@@ -171,7 +193,7 @@ impl Home {
                 },
                 kubelet_allocates: false,
                 host_root: self.0.path().to_owned(),
-                hardware: crate::hardware::Hardware::of_node(),
+                hardware: self.hardware(),
             },
             conditions: Conditions::new(changes.clone()),
             changes,
@@ -437,6 +459,7 @@ impl Daemon {
             key: format!("{}/{device}", driver("gpu")),
             shared: false,
             driver: None,
+            derived: false,
             uses: Vec::new(),
         });
         table.put(Arc::new(record));

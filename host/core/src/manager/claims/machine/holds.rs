@@ -10,11 +10,23 @@ use nodedock_model::{AllocatedDevice, Allocation, CounterSet, Device, DriverName
 pub struct DeviceFacts {
     pub allow_multiple_allocations: bool,
     pub identity: Vec<String>,
+    /// Keys of the hardware that `identity` names.
+    pub keys: Vec<String>,
+    /// Keys of what containers got of the device when it was prepared last.
+    pub derived: Vec<DerivedKey>,
     pub counters: Vec<CounterFacts>,
     /// By counter set from which the device consumes.
     pub groups: BTreeMap<String, Vec<String>>,
     /// Of a device that allows several allocations, by name.
     pub capacities: BTreeMap<String, String>,
+}
+
+/// A key of what a container gets.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct DerivedKey {
+    pub key: String,
+    /// Whether there is hardware behind it. What has none, as a control node of several devices, excludes only claims that hold it exclusively.
+    pub has_hardware: bool,
 }
 
 /// What a device takes of a counter of its pool.
@@ -48,6 +60,8 @@ impl DeviceFacts {
         Self {
             allow_multiple_allocations: device.allow_multiple_allocations,
             identity: device.identity,
+            keys: device.keys,
+            derived: Vec::new(),
             counters,
             groups,
             capacities: capacities.map(|(name, capacity)| (name.to_string(), capacity.value)).collect(),
@@ -57,7 +71,32 @@ impl DeviceFacts {
     /// What the device would take of counters, if a claim had it; `None` if it takes nothing.
     pub fn hold(&self, driver: &DriverName, pool: &str, device: &str) -> Option<Hold> {
         let (key, uses) = (device_key(driver, pool, device), self.counter_uses(&format!("{driver}/{pool}")));
-        (!uses.is_empty()).then_some(Hold { key, shared: false, driver: None, uses })
+        (!uses.is_empty()).then_some(Hold { key, shared: false, driver: None, derived: false, uses })
+    }
+
+    /// Whether several claims may have what a container gets of the device: it allows that, or counters decide.
+    fn is_divided(&self) -> bool {
+        self.allow_multiple_allocations || !self.counters.is_empty()
+    }
+
+    /// What a claim that has the device keeps from other drivers' devices, and from devices of its driver with a common identity.
+    pub(in crate::manager::claims) fn hardware_holds(&self, driver: &DriverName, shared: bool) -> Vec<Hold> {
+        let is_divided = shared || self.is_divided();
+        let declared = self.identity.iter().chain(&self.keys).map(|key| (key, shared, false));
+        let derived = self.derived.iter();
+        let derived = derived.map(|found| (&found.key, is_divided || !found.has_hardware, true));
+        let hold = |(key, shared, derived): (&String, bool, bool)| {
+            let driver = Some(driver.clone());
+            Hold { key: key.clone(), shared, driver, derived, uses: Vec::new() }
+        };
+        declared.chain(derived).map(hold).collect()
+    }
+
+    /// What a claim that has all of the device keeps from others.
+    pub fn exclusive_holds(&self, driver: &DriverName, pool: &str, device: &str) -> Vec<Hold> {
+        let key = device_key(driver, pool, device);
+        let own = Hold { key, shared: false, driver: None, derived: false, uses: Vec::new() };
+        std::iter::once(own).chain(self.hardware_holds(driver, false)).collect()
     }
 
     /// What an allocation of the device takes of things that others use as well.
@@ -97,7 +136,7 @@ pub fn holds(allocation: &Allocation, facts: impl Fn(&DriverName, &str, &str) ->
 }
 
 /// The same for some of its drivers.
-pub(super) fn holds_of(
+pub(in crate::manager::claims) fn holds_of(
     allocation: &Allocation,
     wanted: impl Fn(&DriverName) -> bool,
     facts: impl Fn(&DriverName, &str, &str) -> DeviceFacts,
@@ -109,14 +148,20 @@ pub(super) fn holds_of(
         let shared = device.share_id.is_some() || facts.allow_multiple_allocations;
         let key = device_key(&device.driver, device.pool.as_str(), device.device.as_str());
         let uses = facts.uses(device);
-        let identity = facts.identity.into_iter().map(|key| (key, Some(device.driver.clone()), Vec::new()));
-        for (key, driver, uses) in std::iter::once((key, None, uses)).chain(identity) {
-            let new = || Hold { key: key.clone(), shared, driver: driver.clone(), uses: Vec::new() };
-            let hold = holds.entry((key.clone(), driver.clone())).or_insert_with(new);
-            hold.shared &= shared;
+        let of_hardware = facts.hardware_holds(&device.driver, shared);
+        let own = Hold { key, shared, driver: None, derived: false, uses };
+        for new in std::iter::once(own).chain(of_hardware) {
+            let empty = || Hold { uses: Vec::new(), ..new.clone() };
+            let hold = holds.entry((new.key.clone(), new.driver.clone())).or_insert_with(empty);
+            // What a driver says of its device goes before what was found.
+            if hold.derived && !new.derived {
+                (hold.shared, hold.derived) = (new.shared, false);
+            } else if hold.derived == new.derived {
+                hold.shared &= new.shared;
+            }
             // A second share of the device uses its capacity once more, and nothing else.
             let is_new = |new: &Use| new.of.contains('@') || !hold.uses.contains(new);
-            let uses: Vec<_> = uses.into_iter().filter(is_new).collect();
+            let uses: Vec<_> = new.uses.into_iter().filter(is_new).collect();
             hold.uses.extend(uses);
         }
     }
