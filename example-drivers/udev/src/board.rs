@@ -70,9 +70,13 @@ impl BoardPorts {
             let hardware = hardware_directory(&directory, Kind::Serial);
             let place = match places.get(&hardware) {
                 Some(place) => String::clone(place),
-                None => Hardware::of(host, &hardware)?.place(host)?,
+                None => {
+                    let place = Hardware::of(host, &hardware).and_then(|found| found.place(host));
+                    let Some(place) = whole_device(place.map(Some))? else { continue };
+                    places.insert(hardware.clone(), place.clone());
+                    place
+                }
             };
-            places.insert(hardware.clone(), place.clone());
             let port = directory.strip_prefix(&hardware).map_or(0, port_id);
             let order = (hardware.len(), hardware.clone(), port, number_of(&tty));
             let board = Board { path: place.clone(), directory: hardware, tty: Some(tty) };

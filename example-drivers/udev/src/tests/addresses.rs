@@ -237,6 +237,17 @@ fn a_read_of_the_firmware_that_fails_is_an_error_and_no_other_name() {
     }
 }
 
+#[test]
+fn a_port_that_disappears_is_left_out() {
+    let node = with_pools([pool("serial")]);
+    add_acpi_node(node.fake(), "devices/pnp0/00:04", "\\_SB_.COM1");
+    add_board_port(node.fake(), "devices/pnp0/00:04/tty/ttyS0", 64, "4");
+    add_board_port(node.fake(), "devices/pnp0/00:05/tty/ttyS1", 65, "4");
+    let path = "devices/pnp0/00:04/firmware_node/path";
+    node.fake().fail(path, Problem::unavailable("no-value", "no such device"));
+    assert_eq!(names(&node.discover().unwrap(), "serial"), ["pnp0-00-05-port0"]);
+}
+
 const ACCELERATOR: Usb = Usb { vendor: "1a6e", product: "089a", ..Usb::at("2-1", 2) };
 /// After its first use, which loads its firmware.
 const USED_ACCELERATOR: Usb = Usb { vendor: "18d1", product: "9302", number: 3, ..ACCELERATOR };
