@@ -317,3 +317,72 @@ fn another_device_behind_a_node_is_not_the_device_of_the_claim() {
     plug(CH341);
     assert_eq!(health(&node, "serial", "ttyusb0").0, HealthState::Healthy);
 }
+
+/// A machine with hardware of every kind of address, as the kernel counts it in one boot. Returns what is behind each tty.
+fn boot(node: &Harness<Udev>, numbers: &mut Numbers) -> BTreeMap<String, String> {
+    let fake = node.fake();
+    let mut found = ["fe900000", "fea00000", "USB0", "USB1", "14.0", "COM1", "COM2", "1c.0", "1c.1", "1c.2"];
+    for last in (1..found.len()).rev() {
+        found.swap(last, numbers.below(last + 1));
+    }
+    let mut behind = BTreeMap::new();
+    // The kernel's counts: buses, controllers, instances of ACPI, PNP devices and ttys, some of which other hardware has.
+    let (mut bus, mut instance, mut line) = (numbers.below(3), numbers.below(3), numbers.below(5));
+    for hardware in found {
+        instance += 1;
+        let directory = match hardware {
+            "fe900000" | "fea00000" => {
+                let device = format!("devices/platform/soc/{hardware}.usb");
+                add_tree_node(fake, &device, &format!("soc/usb@7{}", &hardware[1..]));
+                format!("{device}/xhci-hcd.{instance}.auto")
+            }
+            "USB0" | "USB1" => format!("devices/platform/PNP0D10:{instance:02}"),
+            "COM1" | "COM2" => format!("devices/pnp0/00:{instance:02}"),
+            slot => format!("devices/pci0000:00/0000:00:{slot}"),
+        };
+        if hardware.starts_with(['U', 'C']) {
+            add_acpi_node(fake, &directory, &format!("\\_SB_.{hardware}"));
+        }
+        if hardware.starts_with(['C', '1']) && hardware != "14.0" {
+            for port in 0..if hardware.starts_with('1') { 2 } else { 1 } {
+                add_board_port(
+                    fake,
+                    &format!("{directory}/tty/ttyS{line}"),
+                    64 + u32::try_from(line).unwrap(),
+                    "4",
+                );
+                behind.insert(format!("/dev/ttyS{line}"), format!("{hardware} port {port}"));
+                line += 1;
+            }
+            continue;
+        }
+        bus += 1;
+        let controller: &str = Box::leak(directory.into_boxed_str());
+        add_root_hub(fake, controller, u32::try_from(bus).unwrap(), "2.00");
+        for port in [1, 2] {
+            let name: &str = Box::leak(format!("{bus}-{port}").into_boxed_str());
+            let number = 2 + u32::try_from(numbers.below(50) * 2 + port).unwrap();
+            let tty = format!("ttyUSB{}", bus * 10 + port);
+            Usb { name, controller, number, ..CH341 }.plug(fake).serial_port(fake, 0, 0, "ch341-uart", &tty);
+            behind.insert(format!("/dev/{tty}"), format!("{hardware} port {port}"));
+        }
+    }
+    behind
+}
+
+#[test]
+fn after_any_boot_a_name_is_that_of_the_same_hardware() {
+    let mut numbers = Numbers(0x9E37_79B9_7F4A_7C15);
+    for name_by in ["port", "serial"] {
+        let mut first: Option<BTreeMap<String, String>> = None;
+        for _ in 0..8 {
+            let node = Harness::new();
+            node.config(json!({"pools": [{"name": "serial", "kind": "serial", "nameBy": name_by}]}));
+            let behind = boot(&node, &mut numbers);
+            let hardware: BTreeMap<_, _> =
+                ttys(&node).into_iter().map(|(name, tty)| (name, behind[&tty].clone())).collect();
+            assert_eq!(hardware.len(), 18, "{hardware:#?}");
+            assert_eq!(first.get_or_insert_with(|| hardware.clone()), &hardware);
+        }
+    }
+}
