@@ -216,7 +216,8 @@ pub struct Taint {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Device {
-    /// DNS label, at most 63 bytes, unique in its pool and stable across reboots (address, serial; never a device number).
+    /// DNS label, at most 63 bytes, unique in its pool and stable across reboots (address, serial; never a device number, nor another number
+    /// that the kernel counts, such as those of `ttyS0`, of a USB bus or of `xhci-hcd.1`).
     pub name: String,
     /// Attributes and capacities together: at most 32. A name occurs once.
     pub attributes: Vec<Attribute>,

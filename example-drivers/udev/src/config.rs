@@ -151,7 +151,7 @@ impl Selector {
             && glob(&self.manufacturer, usb.and_then(|usb| usb.manufacturer.as_ref()))
             && glob(&self.model, usb.and_then(|usb| usb.model.as_ref()))
             && glob(&self.driver, candidate.driver.as_ref())
-            && (glob(&self.port, Some(&path)) || glob(&self.port, usb.map(|usb| &usb.name)))
+            && (glob(&self.port, Some(&path)) || glob(&self.port, Some(&candidate.kernel_path())))
     }
 }
 

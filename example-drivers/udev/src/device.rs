@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use nodedock_sdk::{Device, Host, NodeInfo, Problem, dns_label_hashed};
+use nodedock_sdk::{Device, Host, NodeInfo, Problem, dns_label_hashed, last_segment};
 use serde::Deserialize;
 
+use crate::board::{Board, BoardPorts};
 use crate::read::{optional, whole_device};
 use crate::text::{shortened, whole};
-use crate::usb::{Interface, UsbDevice, UsbDevices, last_segment, numbers};
+use crate::usb::{Interface, UsbDevice, UsbDevices, numbers};
 
 /// The bounds of an inventory's device.
 const IDENTITIES_MAX: usize = 16;
@@ -52,7 +53,7 @@ impl Kind {
     }
 
     /// Returns the path of the node of an entry of the class; `None` if the driver offers no such node.
-    fn node_path(self, entry: &str) -> Option<String> {
+    pub(crate) fn node_path(self, entry: &str) -> Option<String> {
         let name = entry.trim_end_matches(|c: char| c.is_ascii_digit());
         let is_numbered = name.len() < entry.len();
         let (is_offered, directory) = match self {
@@ -97,8 +98,8 @@ pub(crate) enum Place {
     Usb(UsbDevice),
     /// An interface of a USB device, or a port of a serial adapter's interface.
     Function { device: UsbDevice, interface: Interface, port: Option<u32> },
-    /// A directory in `/sys`, without `devices/`: a serial port of the board, for example.
-    Board(String),
+    /// Hardware that is not on USB: a serial port of the board, for example.
+    Board(Board),
 }
 
 /// A device that a rule can offer.
@@ -118,8 +119,11 @@ impl Candidate {
             return Ok(usb.all().filter_map(raw).collect());
         }
         let mut found: BTreeMap<String, Candidate> = BTreeMap::new();
-        for path in host.sysfs().glob(&format!("class/{}/*", kind.subsystem()))? {
-            let Some(candidate) = whole_device(read_entry(host, usb, kind, &path))? else { continue };
+        let paths = host.sysfs().glob(&format!("class/{}/*", kind.subsystem()))?;
+        let ports =
+            if kind == Kind::Serial { BoardPorts::read(host, &paths)? } else { BoardPorts::default() };
+        for path in paths {
+            let Some(candidate) = whole_device(read_entry(host, usb, &ports, kind, &path))? else { continue };
             match found.get_mut(&candidate.key()) {
                 Some(known) => known.nodes.extend(candidate.nodes),
                 None => drop(found.insert(candidate.key(), candidate)),
@@ -145,7 +149,7 @@ impl Candidate {
         match &self.place {
             Place::Usb(device) => device.name.clone(),
             Place::Function { interface, port, .. } => format!("{}{}", interface.name(), port_suffix(*port)),
-            Place::Board(path) => path.clone(),
+            Place::Board(board) => board.key(),
         }
     }
 
@@ -176,14 +180,22 @@ impl Candidate {
         Some(if is_label { id } else { format!("usb-{}_{}_{serial}{suffix}", usb.vendor, usb.product) })
     }
 
-    /// Returns the name of `/dev/serial/by-path`: `pci-0000:00:14.0-usbv2-0:2.3:1.0-port0`.
+    /// Returns where the device is by fixed addresses, as `/dev/serial/by-path` does: `pci-0000:00:14.0-usbv2-0:2.3:1.0-port0`.
     pub(crate) fn path(&self) -> String {
         match &self.place {
             Place::Usb(device) => device.path.clone(),
             Place::Function { device, interface, port } => {
                 format!("{}:{}{}", device.path, interface.numbers(), port_suffix(*port))
             }
-            Place::Board(path) => path.clone(),
+            Place::Board(board) => board.path.clone(),
+        }
+    }
+
+    /// Returns where the device is as the kernel names it, with numbers that may be others after a boot: `1-2.3`, `pnp0/00:04/ttyS0`.
+    pub(crate) fn kernel_path(&self) -> String {
+        match &self.place {
+            Place::Usb(device) | Place::Function { device, .. } => device.name.clone(),
+            Place::Board(board) => board.kernel_path(),
         }
     }
 
@@ -214,7 +226,7 @@ impl Candidate {
         let mut identities = match &self.place {
             Place::Usb(device) => device.all_identities(),
             Place::Function { device, interface, port } => vec![device.function_identity(interface, *port)],
-            Place::Board(path) => vec![format!("sys:{path}")],
+            Place::Board(board) => vec![format!("sys:{}", board.key())],
         };
         identities.extend(self.nodes.iter().map(|node| format!("dev:{}", node.path)));
         identities.retain(|identity| identity.len() <= IDENTITY_BYTES_MAX);
@@ -239,7 +251,13 @@ fn raw(device: &UsbDevice) -> Option<Candidate> {
 }
 
 /// Reads an entry of a class. Returns `None` if the driver offers no such node.
-fn read_entry(host: &Host, usb: &UsbDevices, kind: Kind, path: &str) -> Result<Option<Candidate>, Problem> {
+fn read_entry(
+    host: &Host,
+    usb: &UsbDevices,
+    ports: &BoardPorts,
+    kind: Kind,
+    path: &str,
+) -> Result<Option<Candidate>, Problem> {
     let entry = last_segment(path);
     let Some(node_path) = kind.node_path(&entry) else { return Ok(None) };
     let directory = host.sysfs().read_link(path)?;
@@ -251,7 +269,7 @@ fn read_entry(host: &Host, usb: &UsbDevices, kind: Kind, path: &str) -> Result<O
     if kind == Kind::Serial && !is_free_port(host, path)? {
         return Ok(None);
     }
-    let Some((place, driver)) = locate(host, usb, kind, &entry, &directory)? else { return Ok(None) };
+    let Some((place, driver)) = locate(host, usb, ports, kind, &directory)? else { return Ok(None) };
     let order =
         (order_of(host, kind, path)?, entry.trim_end_matches(|c: char| c.is_ascii_digit()).to_owned());
     let node = Node { path: node_path, major, minor, directory, order };
@@ -282,52 +300,31 @@ fn order_of(host: &Host, kind: Kind, path: &str) -> Result<u32, Problem> {
 fn locate(
     host: &Host,
     usb: &UsbDevices,
+    ports: &BoardPorts,
     kind: Kind,
-    entry: &str,
     directory: &str,
 ) -> Result<Option<(Place, Option<String>)>, Problem> {
+    let entry = last_segment(directory);
     let driver_in = |directory: &str| {
         let link = optional(host.sysfs().read_link(&format!("{directory}/driver")))?;
         Ok(link.as_deref().map(last_segment))
     };
     let Some(interface) = directory.rsplit('/').find_map(Interface::parse) else {
-        let board = board_directory(directory, kind);
-        let path = board.strip_prefix("devices/").unwrap_or(&board);
-        // A card may have several ports.
-        let path = if kind == Kind::Serial { format!("{path}/{entry}") } else { path.to_owned() };
-        return Ok(Some((Place::Board(path), driver_in(&board)?)));
+        let board = match kind {
+            Kind::Serial => ports.get(&entry).cloned(),
+            _ => Some(Board::read(host, kind, directory)?),
+        };
+        let Some(board) = board else { return Ok(None) };
+        let driver = driver_in(&board.directory)?;
+        return Ok(Some((Place::Board(board), driver)));
     };
-    let port = if kind == Kind::Serial { usb.port_of(entry) } else { None };
+    let port = if kind == Kind::Serial { usb.port_of(&entry) } else { None };
     let is_adapter = kind == Kind::Serial && entry.starts_with("ttyUSB");
     let Some(device) = usb.get(&interface.device).filter(|_| port.is_some() || !is_adapter).cloned() else {
         return Ok(None);
     };
     let driver = driver_in(&format!("bus/usb/devices/{}", interface.name()))?;
     Ok(Some((Place::Function { device, interface, port }, driver)))
-}
-
-/// Returns the directory of the hardware: without that of the class, and without those in between whose names change.
-fn board_directory(directory: &str, kind: Kind) -> String {
-    let class = format!("/{}/", kind.subsystem());
-    let end = directory.find(&class).unwrap_or(directory.len());
-    let mut segments: Vec<&str> = directory[..end].split('/').filter(|segment| !is_hid(segment)).collect();
-    // Since Linux 6.5 a serial port is below its controller and port: `00:04/00:04:0/00:04:0.0`.
-    if let [.., hardware, controller, port] = segments[..] {
-        let is_below = |name: &str, parent: &str, mark: char| {
-            name.strip_prefix(parent).and_then(|rest| rest.strip_prefix(mark)).is_some()
-        };
-        if is_below(controller, hardware, ':') && is_below(port, controller, '.') {
-            segments.truncate(segments.len() - 2);
-        }
-    }
-    segments.join("/")
-}
-
-/// Returns whether this is the directory of a HID device, which ends in a running number: `0018:04F3:3140.0001`.
-fn is_hid(segment: &str) -> bool {
-    let parts: Vec<&str> = segment.split([':', '.']).collect();
-    let is_hex = |part: &&str| part.len() >= 4 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
-    parts.len() == 4 && parts.iter().all(is_hex)
 }
 
 #[cfg(test)]
@@ -355,18 +352,5 @@ mod tests {
         ] {
             assert_eq!(kind.node_path(entry), None, "{entry}");
         }
-    }
-
-    #[test]
-    fn ports_of_the_board_have_one_directory_on_every_kernel() {
-        for directory in ["devices/pnp0/00:04/tty/ttyS0", "devices/pnp0/00:04/00:04:0/00:04:0.0/tty/ttyS0"] {
-            assert_eq!(board_directory(directory, Kind::Serial), "devices/pnp0/00:04");
-        }
-        let touchpad =
-            "devices/pci0000:00/0000:00:15.0/i2c-1/i2c-ELAN/0018:04F3:3140.0001/input/input7/event5";
-        let directory = board_directory(touchpad, Kind::Input);
-        assert_eq!(directory, "devices/pci0000:00/0000:00:15.0/i2c-1/i2c-ELAN");
-        let card = "devices/pci0000:00/0000:00:05.0/tty/ttyS4";
-        assert_eq!(board_directory(card, Kind::Serial), "devices/pci0000:00/0000:00:05.0");
     }
 }

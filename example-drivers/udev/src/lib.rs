@@ -1,6 +1,8 @@
 //! Offers USB devices, serial ports and cameras by what they are and where they are plugged in, with names that stay the same
 //! when a device is plugged in again.
 
+mod address;
+mod board;
 mod config;
 mod device;
 mod name;
@@ -20,7 +22,7 @@ use nodedock_sdk::{
 };
 use serde::{Deserialize, Serialize};
 
-use config::{Config, Parameters, PoolConfig};
+use config::{Config, NameBy, Parameters, PoolConfig};
 use device::{Candidate, Kind, Node, SERIAL_PORTS};
 use usb::UsbDevices;
 
@@ -39,6 +41,10 @@ const USB_FILES: [&str; 12] = [
     "speed",
     "version",
 ];
+
+/// Nodes of the firmware that devices have: links to the device tree, and paths in the ACPI namespace.
+const FIRMWARE_FILES: [&str; 3] =
+    ["devices/**/of_node", "devices/**/firmware_node/path", "devices/LNXSYSTM:00/**/path"];
 
 /// How soon the host retries a prepare of a device that is just being plugged in or out.
 const RETRY: Duration = Duration::from_millis(500);
@@ -76,6 +82,7 @@ impl Driver for Udev {
             .sysfs_read(["class/video4linux/*", "class/video4linux/*/dev", "class/video4linux/*/index"])
             .sysfs_read(["class/hidraw/*", "class/hidraw/*/dev", "class/input/*", "class/input/*/dev"])
             .sysfs_read(["class/sound/*", "class/sound/*/dev", "devices/**/driver"])
+            .sysfs_read(FIRMWARE_FILES)
             .device_nodes(SERIAL_PORTS.map(|name| format!("/dev/{name}*")))
             .device_nodes(["/dev/bus/usb/*/*", "/dev/hidraw*", "/dev/input/event*", "/dev/input/js*"])
             .device_nodes(["/dev/snd/*", "/dev/video*"])
@@ -233,8 +240,9 @@ fn allocated_device<'a>(
         return Err(Problem::not_found("no-such-pool", format!("the config of udev has no pool {pool}")));
     };
     let missing = || {
-        let message =
-            format!("device {pool}/{device} is unplugged, or the config no longer offers it in this pool");
+        let message = format!(
+            "device {pool}/{device} is unplugged, has other IDs by now, or the config no longer offers it in this pool"
+        );
         Problem::not_found("no-such-device", message)
     };
     Ok((&config.pools[index], offers[index].get(device).ok_or_else(missing)?))
@@ -296,15 +304,19 @@ fn memo_nodes(candidate: &Candidate) -> Vec<String> {
 
 /// Checks that the containers of a claim can still use a device; the error is the reason why not.
 fn usable(config: &Config, offers: &[Offers], device: &MemoDevice) -> Result<(), String> {
-    let pool = config.pools.iter().position(|pool| pool.name == device.pool);
-    let Some(pool) = pool.map(|index| &offers[index]) else {
+    let Some(index) = config.pools.iter().position(|pool| pool.name == device.pool) else {
         return Err("the config no longer has the pool".to_owned());
     };
+    let pool = &offers[index];
     // A twin with the same serial number changes the name, and nothing else.
     let is_same = |candidate: &&Candidate| candidate.fingerprint() == device.fingerprint;
     let Some(candidate) = pool.get(&device.device).or_else(|| pool.values().find(is_same)) else {
         return Err("the device is unplugged".to_owned());
     };
+    // The name is that of the node, whatever is behind it.
+    if config.pools[index].name_by == NameBy::Node && !is_same(&candidate) {
+        return Err(format!("another device is {} now: create the pod again", candidate.nodes[0].path));
+    }
     if memo_nodes(candidate) == device.nodes {
         return Ok(());
     }

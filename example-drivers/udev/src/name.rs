@@ -9,8 +9,8 @@ use crate::device::Candidate;
 
 /// Names the devices of a pool.
 ///
-/// A device that has no serial number, or whose name would be that of another device of the pool, is named by its IDs and its port. All
-/// devices of such a group are: no name passes from one device to another when a device is plugged in.
+/// By their serial numbers, a device that has none, or whose name would be that of another device of the pool, is named by its IDs and its
+/// port. All devices of such a group are: no name passes from one device to another when a device is plugged in.
 pub(crate) fn named(candidates: Vec<Candidate>, name_by: NameBy) -> BTreeMap<String, Candidate> {
     let preferred = |candidate: &Candidate| match name_by {
         NameBy::Serial => candidate.id().map_or_else(|| by_ids_and_path(candidate), |id| dns_label(&id)),
@@ -18,7 +18,12 @@ pub(crate) fn named(candidates: Vec<Candidate>, name_by: NameBy) -> BTreeMap<Str
         NameBy::Node => dns_label(candidate.nodes[0].path.trim_start_matches("/dev/")),
     };
     let mut names: Vec<String> = candidates.iter().map(preferred).collect();
-    rename_twins(&mut names, &candidates, by_ids_and_path);
+    if name_by == NameBy::Serial {
+        rename_twins(&mut names, &candidates, by_ids_and_path);
+    }
+    // Texts that differ in signs only are one label.
+    rename_twins(&mut names, &candidates, |candidate| dns_label_hashed(&candidate.path()));
+    // Nothing but the kernel's numbers distinguishes them.
     rename_twins(&mut names, &candidates, |candidate| dns_label_hashed(&candidate.key()));
     names.into_iter().zip(candidates).collect()
 }

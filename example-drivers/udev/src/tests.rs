@@ -1,4 +1,5 @@
-mod tree;
+mod addresses;
+pub(crate) mod tree;
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,7 @@ use nodedock_sdk::{
 use serde_json::{Value, json};
 
 use crate::Udev;
-use tree::{Usb, add_board_port, add_class_node, add_root_hub, board_port};
+use tree::{CONTROLLER, Usb, add_board_port, add_class_node, add_root_hub, board_port};
 
 const FTDI: Usb = Usb {
     vendor: "0403",
@@ -58,7 +59,7 @@ fn pool(kind: &str) -> Value {
 fn with_pools<const N: usize>(pools: [Value; N]) -> Harness<Udev> {
     let node = Harness::new();
     node.config(json!({"pools": pools.as_slice()}));
-    add_root_hub(node.fake());
+    add_root_hub(node.fake(), CONTROLLER, 1, "2.00");
     node
 }
 
@@ -159,8 +160,8 @@ fn devices_are_named_as_in_by_id_and_without_a_serial_number_as_in_by_path() {
     assert_eq!(
         names(&inventory, "serial"),
         [
-            "platform-soc-3f201000-serial-ttyama0",
-            "pnp0-00-04-ttys0",
+            "platform-soc-3f201000-serial-port0",
+            "pnp0-00-04-port0",
             "usb-10c4-ea60-0001-if00-port0",
             "usb-1a86-7523-pci-0000-00-14-0-usbv2-0-4-1-1-0-port0",
             "usb-1e0e-9001-0123456789abcdef-if00-port0",
@@ -206,7 +207,7 @@ fn a_device_says_what_it_is_and_where() {
     ] {
         assert_eq!(ftdi.attribute_value(name), Some(&value), "{name}");
     }
-    let board = inventory.device("serial", "pnp0-00-04-ttys0").unwrap();
+    let board = inventory.device("serial", "pnp0-00-04-port0").unwrap();
     assert_eq!(board.attribute_value("driver"), Some(&text("serial")));
     assert_eq!(board.attribute_value("vendor"), None);
     assert_eq!(board.identity, ["sys:pnp0/00:04/ttyS0", "dev:/dev/ttyS0"]);
@@ -437,12 +438,12 @@ fn parameters_take_precedence_over_the_pool_and_the_claim_over_its_class() {
 fn two_devices_of_a_request_cannot_have_one_path() {
     let node = full_node();
     node.config(json!({"pools": [{"name": "serial", "kind": "serial", "containerPath": "/dev/port"}]}));
-    let two = |other: &str| claim("serial", FTDI_NAME).device(other, "serial", "pnp0-00-04-ttys0");
+    let two = |other: &str| claim("serial", FTDI_NAME).device(other, "serial", "pnp0-00-04-port0");
     let problem = node.prepare(&two("r")).unwrap_err();
     assert_eq!((problem.kind, problem.code.as_str()), (ProblemKind::Invalid, "container-path-twice"));
     node.prepare(&two("for-another-container")).unwrap();
     // The stable path of one device is the node of the other.
-    let other = claim("serial", FTDI_NAME).device("r", "serial", "pnp0-00-04-ttys0").with_parameters(
+    let other = claim("serial", FTDI_NAME).device("r", "serial", "pnp0-00-04-port0").with_parameters(
         ParametersSource::Claim,
         [],
         r#"{"containerPath": "/dev/ttyS0"}"#,
@@ -790,6 +791,7 @@ fn in_any_order_of_plugs_a_name_never_passes_to_a_device_that_is_not_a_twin() {
     let mut numbers = Numbers(0x2545_F491_4F6C_DD1D);
     for _ in 0..10 {
         let node = with_pools([pool("serial"), pool("usb")]);
+        add_root_hub(node.fake(), CONTROLLER, 2, "3.00");
         let serials = PORTS.map(|_| SERIALS[numbers.below(SERIALS.len())]);
         let mut plugged = [false; PORTS.len()];
         let mut owners = BTreeMap::new();

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use nodedock_sdk::{Host, Problem};
+use nodedock_sdk::{Host, Problem, last_segment};
 
+use crate::address::Hardware;
 use crate::read::{optional, whole_device};
 use crate::text::descriptor;
 
@@ -57,7 +58,7 @@ fn is_device(name: &str) -> bool {
 pub(crate) struct UsbDevice {
     /// Bus and ports, such as `1-2.3`. The number of the bus may differ after a boot.
     pub(crate) name: String,
-    /// Controller and ports, such as `pci-0000:00:14.0-usbv2-0:2.3`.
+    /// Address of the controller, and ports: `pci-0000:00:14.0-usbv2-0:2.3`.
     pub(crate) path: String,
     /// Directory in `/sys`.
     pub(crate) directory: String,
@@ -125,12 +126,13 @@ impl UsbDevices {
             }
             devices.ports.insert(tty, port);
         }
+        let buses = Buses::read(host, &names)?;
         for name in names.into_iter().filter(|name| is_device(name)) {
             let mut functions = functions.remove(name).unwrap_or_default();
             if functions.len() > FUNCTIONS_MAX {
                 functions.clear();
             }
-            if let Some(device) = whole_device(read_device(host, name, functions))? {
+            if let Some(device) = whole_device(read_device(host, &buses, name, functions))? {
                 devices.by_name.insert(name.to_owned(), device);
             }
         }
@@ -168,23 +170,30 @@ fn ports(host: &Host) -> Result<Vec<(Interface, String, u32)>, Problem> {
 }
 
 /// Returns `None` for a hub.
-fn read_device(host: &Host, name: &str, functions: Vec<String>) -> Result<Option<UsbDevice>, Problem> {
+fn read_device(
+    host: &Host,
+    buses: &Buses,
+    name: &str,
+    functions: Vec<String>,
+) -> Result<Option<UsbDevice>, Problem> {
     let sysfs = host.sysfs();
-    let path = |file: &str| format!("{DEVICES}/{name}/{file}");
+    let file = |file: &str| format!("{DEVICES}/{name}/{file}");
     let directory = sysfs.read_link(&format!("{DEVICES}/{name}"))?;
-    if sysfs.read(&path("bDeviceClass"))? == HUB_CLASS {
+    if sysfs.read(&file("bDeviceClass"))? == HUB_CLASS {
         return Ok(None);
     }
+    // The device has come, or its bus has gone, since the buses were read.
+    let Some(path) = buses.path_of(name) else { return Ok(None) };
     Ok(Some(UsbDevice {
-        path: stable_path(host, name, &directory)?,
-        vendor: sysfs.read(&path("idVendor"))?,
-        product: sysfs.read(&path("idProduct"))?,
-        serial: descriptor(host, &path("serial"))?,
-        manufacturer: descriptor(host, &path("manufacturer"))?,
-        model: descriptor(host, &path("product"))?,
-        speed_kbps: optional(sysfs.read(&path("speed")))?.as_deref().and_then(kbps),
+        path,
+        vendor: sysfs.read(&file("idVendor"))?,
+        product: sysfs.read(&file("idProduct"))?,
+        serial: descriptor(host, &file("serial"))?,
+        manufacturer: descriptor(host, &file("manufacturer"))?,
+        model: descriptor(host, &file("product"))?,
+        speed_kbps: optional(sysfs.read(&file("speed")))?.as_deref().and_then(kbps),
         node: raw_node(host, &format!("{DEVICES}/{name}"))?,
-        driver: optional(sysfs.read_link(&path("driver")))?.as_deref().map(last_segment),
+        driver: optional(sysfs.read_link(&file("driver")))?.as_deref().map(last_segment),
         name: name.to_owned(),
         directory,
         functions,
@@ -209,22 +218,57 @@ pub(crate) fn numbers(host: &Host, directory: &str) -> Result<Option<(u32, u32)>
     Ok(numbers.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?))))
 }
 
-/// Returns controller and ports in the manner of `/dev/serial/by-path`: `pci-0000:00:14.0-usbv2-0:2.3`. A controller with ports of USB 2 and
-/// USB 3 has a bus for each, and only the version distinguishes them.
-fn stable_path(host: &Host, name: &str, directory: &str) -> Result<String, Problem> {
-    let (bus, ports) = name.split_once('-').unwrap_or((name, name));
-    let root = format!("usb{bus}");
-    let controller = directory.split('/').take_while(|segment| *segment != root).last().unwrap_or_default();
-    let version = optional(host.sysfs().read(&format!("{DEVICES}/{root}/version")))?.unwrap_or_default();
-    let version = version.trim().split('.').next().unwrap_or_default();
-    let kind = if is_pci(controller) { "pci" } else { "platform" };
-    Ok(format!("{kind}-{controller}-usbv{version}-0:{ports}"))
+/// A bus, which is one of a controller: a controller with ports of USB 2 and USB 3 has a bus for each, and only the version distinguishes
+/// them.
+#[derive(Debug)]
+struct Bus {
+    number: String,
+    /// Controller and version, in the manner of `/dev/serial/by-path`: `pci-0000:00:14.0`, `2`.
+    address: (String, String),
+    /// The kernel's names below the address, which it counts: `xhci-hcd.1.auto`.
+    below: String,
 }
 
-/// Returns whether this is the address of a PCI function: `0000:00:14.0`.
-fn is_pci(segment: &str) -> bool {
-    let lengths: Vec<usize> = segment.split([':', '.']).map(str::len).collect();
-    matches!(lengths[..], [4..=8, 2, 2, 1])
+/// The buses of the node. Their numbers may be others after a boot.
+#[derive(Debug)]
+struct Buses(Vec<Bus>);
+
+impl Buses {
+    fn read(host: &Host, names: &[&str]) -> Result<Self, Problem> {
+        let mut buses = Vec::new();
+        for name in names {
+            let Some(number) = name.strip_prefix("usb") else { continue };
+            buses.extend(whole_device(Bus::read(host, number).map(Some))?);
+        }
+        Ok(Buses(buses))
+    }
+
+    /// Returns the address of the controller, and the ports: `pci-0000:00:14.0-usbv2-0:2.3`.
+    fn path_of(&self, device: &str) -> Option<String> {
+        let (number, ports) = device.split_once('-')?;
+        let bus = self.0.iter().find(|bus| bus.number == number)?;
+        let (controller, version) = &bus.address;
+        let is_alone = self.0.iter().all(|other| other.number == number || other.address != bus.address);
+        // Hardware with one address has several controllers, and only the kernel's number distinguishes them.
+        let below = if is_alone { String::new() } else { format!("-{}", bus.below) };
+        Some(format!("{controller}{below}-usbv{version}-0:{ports}"))
+    }
+}
+
+impl Bus {
+    fn read(host: &Host, number: &str) -> Result<Self, Problem> {
+        let root = format!("usb{number}");
+        let directory = host.sysfs().read_link(&format!("{DEVICES}/{root}"))?;
+        let controller = directory.strip_suffix(&root).unwrap_or(&directory).trim_end_matches('/');
+        let hardware = Hardware::of(host, controller)?;
+        let version = optional(host.sysfs().read(&format!("{DEVICES}/{root}/version")))?.unwrap_or_default();
+        let version = version.trim().split('.').next().unwrap_or_default().to_owned();
+        Ok(Bus {
+            number: number.to_owned(),
+            address: (hardware.of_controller(), version),
+            below: hardware.below().replace('/', "-"),
+        })
+    }
 }
 
 /// Converts the file `speed`, in Mbit/s: `1.5`, `480`, `10000`.
@@ -232,10 +276,6 @@ fn kbps(speed: &str) -> Option<u32> {
     let (whole, tenths) = speed.trim().split_once('.').unwrap_or((speed.trim(), "0"));
     let (whole, tenths): (u32, u32) = (whole.parse().ok()?, tenths.parse().ok()?);
     whole.checked_mul(1000)?.checked_add(tenths.checked_mul(100)?)
-}
-
-pub(crate) fn last_segment(path: &str) -> String {
-    path.rsplit('/').next().unwrap_or(path).to_owned()
 }
 
 #[cfg(test)]
@@ -256,11 +296,5 @@ mod tests {
     fn speeds_are_thousands_of_bits() {
         assert_eq!((kbps("1.5"), kbps("480"), kbps("20000")), (Some(1500), Some(480_000), Some(20_000_000)));
         assert_eq!((kbps("unknown"), kbps("")), (None, None));
-    }
-
-    #[test]
-    fn addresses_of_pci_functions_are_recognised() {
-        assert!(is_pci("0000:00:14.0") && is_pci("10000:e1:00.7"));
-        assert!(!is_pci("xhci-hcd.0.auto") && !is_pci("3f980000.usb"));
     }
 }

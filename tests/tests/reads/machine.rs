@@ -35,6 +35,26 @@ pub(super) fn make(root: &Path) {
         .file("dev/nvidia0", "character 195:0")
         .file("dev/nvidiactl", "character 195:255");
     usb_serial_adapter(&machine);
+    serial_port_of_the_board(&machine);
+}
+
+/// A port that its path in the ACPI namespace names, and one that its node of the device tree does.
+fn serial_port_of_the_board(machine: &Recorded) {
+    let (acpi, tree) = ("devices/pnp0/00:04", "devices/platform/spi0.0");
+    let (acpi_node, tree_node) =
+        ("devices/LNXSYSTM:00/PNP0501:00", "firmware/devicetree/base/spi@7e204000/uart@0");
+    machine
+        .file(&format!("sys/{acpi_node}/path"), "\\_SB_.COM1")
+        .link(&format!("sys/{acpi}/firmware_node"), &up(acpi, acpi_node))
+        .file(&format!("sys/{tree_node}/name"), "uart")
+        .link(&format!("sys/{tree}/of_node"), &up(tree, tree_node));
+    for (directory, tty, minor) in [(acpi, "ttyS0", 64), (tree, "ttySC1", 80)] {
+        machine
+            .file(&format!("sys/{directory}/tty/{tty}/dev"), &format!("4:{minor}"))
+            .file(&format!("sys/{directory}/tty/{tty}/type"), "4")
+            .link(&format!("sys/class/tty/{tty}"), &format!("../../{directory}/tty/{tty}"))
+            .file(&format!("dev/{tty}"), &format!("character 4:{minor}"));
+    }
 }
 
 fn usb_serial_adapter(machine: &Recorded) {

@@ -32,7 +32,7 @@ const DRIVERS: [(&str, &str, usize); 7] = [
     ("gpu", "{}", 2),
     ("pci", "{}", 4),
     ("sriov", "pools: [{name: vf, select: [{addresses: [\"*\"]}], vfs: 2, mode: vfio}]", 2),
-    ("udev", "pools: [{name: serial, kind: serial}, {name: usb, kind: usb}]", 2),
+    ("udev", "pools: [{name: serial, kind: serial}, {name: usb, kind: usb}]", 4),
     ("vfio-pci", "pools: [{name: all, select: [{addresses: [\"*\"]}]}]", 4),
     ("golden", "{}", 2),
 ];
