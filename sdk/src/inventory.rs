@@ -385,6 +385,21 @@ impl Pool {
         self
     }
 
+    /// Names the device nodes without hardware that devices of several drivers share by design, as globs of paths below `/dev`. The host keeps
+    /// what a container gets in one claim; these nodes are in none.
+    ///
+    /// ```
+    /// use nodedock_sdk::{Device, Pool};
+    ///
+    /// let pool = Pool::new("functions").device(Device::new("0000-3b-00-0")).control_nodes(["/dev/vfio/vfio"]);
+    /// assert_eq!(pool.annotations, [("nodedock.dev/control-nodes".to_owned(), "/dev/vfio/vfio".to_owned())]);
+    /// ```
+    #[must_use]
+    pub fn control_nodes<'a>(self, globs: impl IntoIterator<Item = &'a str>) -> Self {
+        let globs: Vec<_> = globs.into_iter().collect();
+        self.annotation("nodedock.dev/control-nodes", globs.join(" "))
+    }
+
     /// Adds an annotation for people and tools.
     #[must_use]
     pub fn annotation(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {

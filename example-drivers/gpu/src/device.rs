@@ -88,6 +88,11 @@ fn gpu(machine: &Machine, function: &Function) -> Device {
         .attribute_opt("memoryPartition", function.memory_partition.as_deref().map(text))
         .attribute_opt("uuid", information(machine, function).and_then(|gpu| gpu.uuid.as_deref()).map(text))
         .identity(format!("pci:{address}"));
+    // The kernel shows no device behind this node.
+    let device = match machine.nvidia.gpu(&function.address).filter(|_| function.has_nvidia_driver()) {
+        Some(gpu) => device.identity(format!("dev:/dev/nvidia{}", gpu.minor)),
+        None => device,
+    };
     let device = match function.memory_bytes {
         Some(bytes) => device.capacity("memory", quantity(bytes)),
         None => device,

@@ -109,7 +109,8 @@ impl Configuration for Gpu {
 fn publish<'a>(machine: &Machine, config: &PoolConfig, gpus: impl Iterator<Item = &'a Function>) -> Pool {
     let mut counters = MigCounters::default();
     let devices: Vec<_> = gpus.flat_map(|gpu| device::devices(machine, gpu, &mut counters)).collect();
-    let pool = Pool::new(&config.name).extended_resource(config.extended_resource.clone()).devices(devices);
+    let pool = Pool::new(&config.name).extended_resource(config.extended_resource.clone());
+    let pool = pool.control_nodes(machine::CONTROL_NODES).devices(devices);
     counters.into_sets().into_iter().fold(pool, Pool::shared_counters)
 }
 

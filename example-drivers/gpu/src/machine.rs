@@ -7,6 +7,10 @@ use nodedock_sdk::{DeviceNode, Host, NodeInfo, Problem};
 use crate::function::{AMD, Function};
 use crate::nvidia::{Mig, Nvidia};
 
+/// Nodes that all GPUs of a vendor share.
+pub(crate) const CONTROL_NODES: [&str; 5] =
+    ["/dev/kfd", "/dev/nvidiactl", "/dev/nvidia-modeset", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"];
+
 /// Globs of the device nodes that containers may get.
 pub(crate) const NODE_GLOBS: [&str; 4] = ["/dev/dri/*", "/dev/kfd", "/dev/nvidia*", "/dev/nvidia-caps/*"];
 

@@ -281,7 +281,8 @@ fn mig_instances_are_devices_beside_their_gpu_and_exclude_it() {
 
     let whole = device(&inventory, "0000-81-00-0");
     assert_eq!(whole.consumes[0].counters[0].value, "3");
-    assert_eq!(whole.identity.len(), 4);
+    assert_eq!(whole.identity.len(), 5);
+    assert!(whole.identity.iter().any(|identity| identity.starts_with("dev:/dev/nvidia")));
     for name in instances {
         let mig = device(&inventory, name);
         assert_eq!(mig.consumes[0].counters[0].value, "1");

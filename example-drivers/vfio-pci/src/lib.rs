@@ -172,7 +172,7 @@ impl<'a> Allocation<'a> {
 }
 
 fn empty_pool(config: &config::PoolConfig) -> Pool {
-    Pool::new(&config.name).extended_resource(config.extended_resource.clone())
+    Pool::new(&config.name).extended_resource(config.extended_resource.clone()).control_nodes([VFIO_NODE])
 }
 
 fn refused(group: &Group, refusal: &Refusal) -> Problem {

@@ -14,7 +14,7 @@
 
 use crate::hardware::{Hardware, NodeNumbers};
 use crate::sysfs::{Reader, SysfsRoot, present};
-use nodedock_model::{DeviceNode, Inventory, NetDevice, NodeKind, Problem, ProblemCode};
+use nodedock_model::{DeviceNode, Inventory, NODE_KEY, NetDevice, NodeKind, Problem, ProblemCode};
 
 const PCI: &str = "pci:";
 const USB: &str = "usb:";
@@ -109,7 +109,7 @@ fn of_node(sysfs: &SysfsRoot, path: &str, numbers: NodeNumbers) -> Result<NodeKe
         // A pipe has no numbers.
         NodeKind::Fifo => return Ok(NodeKeys::default()),
     };
-    let mut keys = vec![format!("node:{word}:{major}:{minor}")];
+    let mut keys = vec![format!("{NODE_KEY}{word}:{major}:{minor}")];
     let own = sysfs.find(&format!("dev/{class}/{major}:{minor}"))?;
     let directories = match (vfio_group(path, own.as_deref()), &own) {
         (Some(group), _) => links(sysfs, &format!("kernel/iommu_groups/{group}/devices"))?,

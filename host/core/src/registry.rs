@@ -30,8 +30,8 @@ use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::worded;
 use nodedock_model::{
-    ChangedKind, CounterSet, Device, DeviceName, DriverKind, DriverName, HealthReport, PoolName, Problem,
-    ProblemCode, Transition, limit,
+    ChangedKind, CounterSet, Device, DeviceName, DriverKind, DriverName, HealthReport, PathPatterns,
+    PoolName, Problem, ProblemCode, Transition, limit,
 };
 
 worded! {
@@ -297,6 +297,12 @@ impl Registry {
         let inventory = self.0.state.read().serving.get(driver)?.picked().driver.inventory.clone()?;
         let (pool, device) = (PoolName::new(pool).ok()?, DeviceName::new(device).ok()?);
         inventory.borrow().inventory.device(&pool, &device).cloned()
+    }
+
+    /// Returns the control nodes of a pool, if its driver names any.
+    pub fn control_nodes(&self, driver: &DriverName, pool: &PoolName) -> Option<PathPatterns> {
+        let inventory = self.0.state.read().serving.get(driver)?.picked().driver.inventory.clone()?;
+        inventory.borrow().inventory.pools.get(pool)?.control_nodes.clone()
     }
 
     /// Returns a device with the counter sets of its pool that it consumes from.

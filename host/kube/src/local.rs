@@ -41,7 +41,7 @@ use nodedock_base::backoff::Backoff;
 use nodedock_base::changes::Changes;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::claims::source::ClaimSource;
-use nodedock_model::{ChangedKind, Claim, ObjectName, ObjectRef, Problem, ProblemCode};
+use nodedock_model::{Allocation, ChangedKind, Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid};
 
 pub use self::processes::{PROCESS_ANNOTATION, annotation_of};
 pub use self::state::NodeUse;
@@ -270,6 +270,22 @@ impl ClaimSource for LocalClaims {
         let key = (namespace.to_string(), name.to_string());
         let known = self.0.view.borrow().claims.get(&key).cloned();
         known.map(|claim| claims::local(&claim, &self.0.pools)).transpose()
+    }
+
+    fn allocated(&self) -> Vec<(Uid, Allocation)> {
+        let view = self.0.view.borrow().clone();
+        let local = |claim: &Arc<ResourceClaim>| {
+            allocation(claim)?;
+            match claims::local(claim, &self.0.pools) {
+                Ok(claim) => Some((claim.id.uid, claim.allocation?)),
+                Err(problem) => {
+                    // The API took it, and a prepare of it says the same.
+                    tracing::warn!(claim = claim.name_any(), %problem, "an allocated claim cannot be read");
+                    None
+                }
+            }
+        };
+        view.claims.values().filter_map(local).collect()
     }
 
     fn allocates(&self, claim: &ObjectRef) -> bool {

@@ -265,7 +265,10 @@ impl ValueType {
 }
 
 fn is_identity(text: &str) -> bool {
-    !text.is_empty() && text.len() <= limit::IDENTITY_BYTES_MAX && !text.contains(is_unprintable)
+    let is_line =
+        !text.is_empty() && text.len() <= limit::IDENTITY_BYTES_MAX && !text.contains(is_unprintable);
+    // Those are the host's own keys.
+    is_line && !text.starts_with(crate::DEVICES) && !text.starts_with(crate::NODE_KEY)
 }
 
 impl AdapterFile {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
-use super::{DeviceName, ExtendedResource, PoolName, QualifiedName};
+use super::{DeviceName, ExtendedResource, PathPatterns, PoolName, QualifiedName};
 
 /// Every device that a driver has on this node now.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -23,12 +23,18 @@ impl Inventory {
     }
 }
 
+/// The annotation of a pool with its control nodes: globs of paths, with spaces between them.
+pub const CONTROL_NODES: &str = "nodedock.dev/control-nodes";
+
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Pool {
     pub devices: BTreeMap<DeviceName, Device>,
     pub shared_counters: Vec<CounterSet>,
     pub extended_resource: Option<ExtendedResource>,
     pub annotations: BTreeMap<String, String>,
+    /// Device nodes without hardware that several devices share by design (`/dev/vfio/vfio`): a claim holds none of them.
+    #[serde(skip)]
+    pub control_nodes: Option<PathPatterns>,
     #[serde(default, skip_serializing_if = "PoolScheduling::is_empty")]
     pub scheduling: PoolScheduling,
 }

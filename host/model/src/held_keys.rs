@@ -12,6 +12,9 @@ use super::{DriverName, Hold};
 /// Keys that begin with it are directories of devices.
 pub const DEVICES: &str = "/sys/devices/";
 
+/// Keys that begin with it are numbers of device nodes: `node:KIND:MAJOR:MINOR`.
+pub const NODE_KEY: &str = "node:";
+
 /// One claim's hold of a key.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Held<O> {

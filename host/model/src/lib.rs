@@ -31,7 +31,7 @@ pub use change::*;
 pub use claim::*;
 pub use device::*;
 pub use edits::*;
-pub use held_keys::{DEVICES, HeldKeys};
+pub use held_keys::{DEVICES, HeldKeys, NODE_KEY};
 pub use kubelet::*;
 pub use name::*;
 pub use pools::*;

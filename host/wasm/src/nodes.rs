@@ -127,7 +127,10 @@ impl DevRoot {
         let numbered = kind != NodeKind::Fifo;
         let sysfs_path = if numbered { sysfs_directory(sysfs, kind, major, minor)? } else { None };
         let subsystem = match &sysfs_path {
-            Some(directory) => subsystem(sysfs, directory)?,
+            Some(directory) => match subsystem(sysfs, directory)? {
+                None if self.is_simulated => listed_subsystem(sysfs, directory)?,
+                found => found,
+            },
             None if kind == NodeKind::Character => self.registered(major)?,
             None => None,
         };
@@ -148,7 +151,8 @@ impl DevRoot {
         };
         let naming = ceiling::device_node(facts).ok_or_else(|| denied(path))?;
         // What a record of a machine does not say of a node is no reason against it: there is no device behind it.
-        let is_unrecorded = self.is_simulated && kind == NodeKind::Character && subsystem.is_none();
+        let is_unrecorded =
+            self.is_simulated && kind == NodeKind::Character && sysfs_path.is_none() && subsystem.is_none();
         let naming = if is_unrecorded { Naming::Glob } else { naming };
         let info = NodeInfo {
             path: path.to_owned(),
@@ -306,6 +310,19 @@ fn sysfs_directory(
 fn subsystem(sysfs: &SysfsRoot, directory: &str) -> Result<Option<String>, Problem> {
     let path = sysfs.find(&format!("{directory}/subsystem"))?;
     Ok(path.and_then(|path| Some(path.rsplit('/').next()?.to_owned())))
+}
+
+/// The class or bus that lists a device, in a record of a machine that left out the device's own link to it.
+fn listed_subsystem(sysfs: &SysfsRoot, directory: &str) -> Result<Option<String>, Problem> {
+    let Some(name) = directory.rsplit('/').next() else { return Ok(None) };
+    for glob in [format!("class/*/{name}"), format!("bus/*/devices/{name}")] {
+        for link in sysfs.glob(&glob)? {
+            if sysfs.find(&link)?.as_deref() == Some(directory) {
+                return Ok(link.split('/').nth(1).map(str::to_owned));
+            }
+        }
+    }
+    Ok(None)
 }
 
 fn is_console(sysfs: &SysfsRoot, name: &str) -> Result<bool, Problem> {

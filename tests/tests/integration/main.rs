@@ -25,6 +25,7 @@ mod lost_checkpoint;
 mod main_job;
 mod metrics;
 mod names;
+mod one_holder;
 mod packages;
 mod pod_resources;
 mod pods;

@@ -46,6 +46,7 @@ fn without_devices(pool: &Pool) -> Pool {
         shared_counters: pool.shared_counters.clone(),
         extended_resource: pool.extended_resource.clone(),
         annotations: pool.annotations.clone(),
+        control_nodes: None,
         scheduling: pool.scheduling.clone(),
     }
 }

@@ -13,9 +13,10 @@ use nodedock_model::limit::{
     NUMA_NODES_MAX, POLICY_VALUES_MAX, POOLS_MAX, TAINTS_MAX,
 };
 use nodedock_model::{
-    AttributeValue, Capacity, CapacityChoice, CapacityPolicy, CounterSet, Device, DeviceHealth, DeviceName,
-    DriverName, ExtendedResource, HealthReport, HealthState, Inventory, Pool, PoolName, PoolScheduling,
-    QualifiedName, Taint, TaintEffect, is_dns_label, is_label_key, is_label_value,
+    AttributeValue, CONTROL_NODES, Capacity, CapacityChoice, CapacityPolicy, CounterSet, DEVICES, Device,
+    DeviceHealth, DeviceName, DriverName, ExtendedResource, HealthReport, HealthState, Inventory, NODE_KEY,
+    PathPatterns, Pool, PoolName, PoolScheduling, QualifiedName, Taint, TaintEffect, is_dns_label,
+    is_label_key, is_label_value,
 };
 
 pub(in super::super) fn inventory(driver: &DriverName, inventory: guest::Inventory) -> Checked<Inventory> {
@@ -44,13 +45,24 @@ fn pool(driver: &DriverName, pool: guest::Pool) -> Checked<Pool> {
             return refuse(format!("device {device_name} occurs twice"));
         }
     }
+    let annotations = labels("annotations", pool.annotations)?;
+    let control_nodes = annotations.get(CONTROL_NODES).map(|text| control_nodes(text)).transpose()?;
     Ok(Pool {
+        control_nodes,
         devices,
         shared_counters,
         extended_resource: pool.extended_resource.map(ExtendedResource::new).map(name).transpose()?,
-        annotations: labels("annotations", pool.annotations)?,
+        annotations,
         scheduling: PoolScheduling::default(),
     })
+}
+
+fn control_nodes(text: &str) -> Checked<PathPatterns> {
+    let globs: Vec<_> = text.split_whitespace().map(str::to_owned).collect();
+    if let Some(other) = globs.iter().find(|glob| !glob.starts_with("/dev/")) {
+        return refuse(format!("{CONTROL_NODES}: {other:?} is no path below /dev"));
+    }
+    PathPatterns::new(globs).or_else(|error| refuse(format!("{CONTROL_NODES}: {error}")))
 }
 
 fn device(driver: &DriverName, device: guest::Device) -> Checked<Device> {
@@ -64,7 +76,14 @@ fn device(driver: &DriverName, device: guest::Device) -> Checked<Device> {
         ));
     }
     let shared = device.allow_multiple_allocations;
-    let identity = |text: String| non_empty_line("an identity", text, IDENTITY_BYTES_MAX);
+    let identity = |text: String| {
+        if text.starts_with(DEVICES) || text.starts_with(NODE_KEY) {
+            return refuse(format!(
+                "the identity {text:?} is one of the host's own keys: name hardware as pci:ADDRESS, usb:DEVICE or dev:PATH"
+            ));
+        }
+        non_empty_line("an identity", text, IDENTITY_BYTES_MAX)
+    };
     Ok(Device {
         attributes: attributes(driver, device.attributes)?,
         capacities: capacities(driver, device.capacities, shared)?,

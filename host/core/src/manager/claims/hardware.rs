@@ -168,11 +168,18 @@ impl Manager {
             let message = format!("{} cannot be read: {}", hardware.sys().display(), chain(&error));
             Problem::unavailable(ProblemCode::IoError, message)
         })?;
+        let pools = prepared.devices.iter().map(|device| &device.pool).collect::<BTreeSet<_>>();
+        let control: Vec<_> =
+            pools.into_iter().filter_map(|pool| self.registry.control_nodes(driver, pool)).collect();
         let keys = |nodes: &[DeviceNode], interfaces: &[NetDevice]| {
             let mut keys = Vec::new();
             for node in nodes {
                 let found = hardware_keys::of_edit(hardware, &sysfs, node)?.unwrap_or_default();
                 let has_hardware = found.has_hardware;
+                // A driver cannot say so of hardware.
+                if !has_hardware && control.iter().any(|nodes| nodes.matches(node.node_path())) {
+                    continue;
+                }
                 keys.extend(found.keys.into_iter().map(|key| DerivedKey { key, has_hardware }));
             }
             for interface in interfaces {

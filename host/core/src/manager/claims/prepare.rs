@@ -269,7 +269,7 @@ impl Manager {
         known.iter().map(moved).filter(|(_, drivers)| !drivers.is_empty()).collect()
     }
 
-    pub(super) fn facts(&self, driver: &DriverName, pool: &str, device: &str) -> DeviceFacts {
+    pub(in crate::manager) fn facts(&self, driver: &DriverName, pool: &str, device: &str) -> DeviceFacts {
         let found = self.registry.device_and_counters(driver, pool, device);
         let derived =
             self.remembered.get(&device_key(driver, pool, device), found.as_ref().map(|(found, _)| found));

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use crate::manager::claims::manifest;
 use nodedock_base::error::chain;
-use nodedock_model::{Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid, limit};
+use nodedock_model::{Allocation, Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid, limit};
 
 /// The source from which the manager reads claims.
 #[async_trait]
@@ -29,6 +29,11 @@ pub trait ClaimSource: Send + Sync {
     /// need not wait for them.
     fn allocates(&self, _claim: &ObjectRef) -> bool {
         false
+    }
+
+    /// Returns what this node's own allocator has given to claims, prepared or not.
+    fn allocated(&self) -> Vec<(Uid, Allocation)> {
+        Vec::new()
     }
 }
 

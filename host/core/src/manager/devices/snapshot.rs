@@ -7,8 +7,11 @@ use super::hints;
 use super::resources::Offer;
 use super::reuse::Reuse;
 use super::{Capacity, DeviceView, HintScope, ResourceHints, ResourceSource, ResourceView, TopologyHint};
+use crate::manager::claims::machine;
 use crate::manager::{Manager, pool_claims};
-use nodedock_model::{DriverName, ExtendedResource, PluginDevice, PodContainer, PodRequest, Problem, Uid};
+use nodedock_model::{
+    DriverName, ExtendedResource, HeldKeys, PluginDevice, PodContainer, PodRequest, Problem, Uid,
+};
 
 pub(super) struct Snapshot {
     pub(super) offer: Offer,
@@ -51,12 +54,31 @@ impl Manager {
     }
 
     fn held_by_claims(&self, driver: &DriverName, snapshot: &Snapshot, own: Option<&Uid>) -> Vec<String> {
+        let allocated = self.held_by_allocations();
         let is_held = |id: &String| {
             let Some((pool, device)) = pool_claims::split_id(id) else { return true };
             let holders = self.holders_of_device(driver, pool.as_str(), device.as_str());
-            holders.iter().any(|claim| Some(&claim.uid) != own)
+            let is_allocated = || {
+                let holds = self.facts(driver, pool.as_str(), device.as_str()).exclusive_holds(
+                    driver,
+                    pool.as_str(),
+                    device.as_str(),
+                );
+                holds.iter().any(|hold| allocated.in_the_way(own, hold).is_some())
+            };
+            holders.iter().any(|claim| Some(&claim.uid) != own) || is_allocated()
         };
         snapshot.stock().available().map(|device| device.id.clone()).filter(is_held).collect()
+    }
+
+    /// What claims have that are allocated and not prepared.
+    fn held_by_allocations(&self) -> HeldKeys<Uid> {
+        let facts = |driver: &DriverName, pool: &str, device: &str| self.facts(driver, pool, device);
+        let mut held = HeldKeys::default();
+        for (uid, allocation) in self.source.allocated() {
+            machine::holds(&allocation, facts).iter().for_each(|hold| held.add(&uid, hold));
+        }
+        held
     }
 
     /// Every resource, as a kubelet counts it.

@@ -7,6 +7,7 @@ use tokio::sync::watch;
 use tokio::time::pause;
 
 use crate::driver::Published;
+use crate::manager::claims::fixtures as claims;
 use crate::manager::devices::ResourceSource;
 use crate::manager::devices::fixtures::{driver, ids, pod, resource, uid};
 use crate::manager::pool_claims;
@@ -83,6 +84,15 @@ async fn devices_of_a_pool_are_given_with_a_claim_of_fewest_numa_nodes() {
     assert_eq!(daemon.allocate("a", &app(&[("gpu", 2)])).await, outcomes);
     let second = daemon.manager.allocation("uid-a").unwrap();
     assert_eq!(second.entries[0].claim, record.entries[0].claim, "the same claim whenever it is asked for");
+}
+
+#[tokio::test]
+async fn a_pod_gets_no_device_that_is_allocated_to_a_claim() {
+    let home = Home::new();
+    let daemon = start(&home, &published("gpu", &[("0", &[]), ("1", &[])])).await;
+    daemon.source.allocate(claims::claim("one", &["gpu/0"], &[]));
+    assert_eq!(device_ends(&daemon.allocate("a", &app(&[("gpu", 1)])).await), ["pool/1"]);
+    assert_eq!(device_ends(&daemon.allocate("b", &app(&[("gpu", 1)])).await), ["too-few-devices"]);
 }
 
 #[tokio::test]

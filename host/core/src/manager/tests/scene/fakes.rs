@@ -11,10 +11,12 @@ use crate::driver::{Call, ClaimDriver, DeviceDriver, DeviceLists, DeviceOptions,
 use crate::manager::claims::fixtures::prepared;
 use crate::manager::claims::source::ClaimSource;
 use nodedock_model::{
-    Claim, ContainerAllocation, DeviceAccess, DeviceStatus, DriverClaim, DriverClaimRecord, DriverName,
-    Edits, Inventory, ObjectName, Pool, PoolName, PreparedClaim, Problem, Uid,
+    Allocation, Claim, ContainerAllocation, DeviceAccess, DeviceStatus, DriverClaim, DriverClaimRecord,
+    DriverName, Edits, Inventory, ObjectName, Pool, PoolName, PreparedClaim, Problem, Uid,
 };
 pub(crate) struct FakeSource {
+    /// What its own allocator has given to claims.
+    allocated: Mutex<Vec<(Uid, Allocation)>>,
     claims: Mutex<BTreeMap<(ObjectName, ObjectName), Claim>>,
     problem: Mutex<Option<Problem>>,
     /// So many reads may pass.
@@ -25,6 +27,7 @@ pub(crate) struct FakeSource {
 impl FakeSource {
     pub(super) fn new() -> Self {
         Self {
+            allocated: Mutex::default(),
             claims: Mutex::default(),
             problem: Mutex::default(),
             passes: watch::Sender::new(usize::MAX),
@@ -34,6 +37,12 @@ impl FakeSource {
 
     pub(crate) fn put(&self, claim: Claim) {
         self.claims.lock().unwrap().insert((claim.id.namespace.clone(), claim.id.name.clone()), claim);
+    }
+
+    /// Has allocated a claim, which may never be prepared.
+    pub(crate) fn allocate(&self, claim: Claim) {
+        let allocation = claim.allocation.expect("an allocation");
+        self.allocated.lock().unwrap().push((claim.id.uid, allocation));
     }
 
     pub(crate) fn remove(&self, claim: &Claim) {
@@ -71,6 +80,10 @@ impl ClaimSource for FakeSource {
             return Err(problem);
         }
         Ok(self.claims.lock().unwrap().get(&(namespace.clone(), name.clone())).cloned())
+    }
+
+    fn allocated(&self) -> Vec<(Uid, Allocation)> {
+        self.allocated.lock().unwrap().clone()
     }
 }
 

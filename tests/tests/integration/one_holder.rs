@@ -1,0 +1,125 @@
+//! One piece of hardware is in one claim, by whatever drivers and nodes containers would get it.
+
+use nodedock_tests::compose::{claim, pod, request};
+use nodedock_tests::drivers::{Form, side_file, wasm};
+use nodedock_tests::recorded::Recorded;
+use nodedock_tests::{Daemon, Options, Root};
+
+const PCI: &str = "pci.nodedock.dev";
+const VFIO: &str = "vfio-pci.nodedock.dev";
+const NODES: &str = "device-nodes.nodedock.dev";
+const WAIT: &str = "claims: {exclusiveWaitMs: 100}\n";
+
+const CLASSES: &str = r#"
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: display}
+spec: {selectors: [{cel: {expression: 'device.driver == "pci.nodedock.dev"'}}]}
+---
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: card}
+spec: {selectors: [{cel: {expression: 'device.driver == "device-nodes.nodedock.dev" && device.attributes["device-nodes.nodedock.dev"].path.startsWith("/dev/dri/")'}}]}
+"#;
+
+/// Two display functions with a DRM node each, the first in the IOMMU group 7.
+fn machine(root: &Root) -> Recorded {
+    let machine = Recorded::new(&root.path().join("machine"), &["vfio-pci", "amdgpu"]);
+    for (minor, (address, group)) in
+        [("0000:01:00.0", Some(7)), ("0000:02:00.0", Some(8))].into_iter().enumerate()
+    {
+        let directory = format!("devices/pci0000:00/{address}/drm/card{minor}");
+        machine
+            .function(address, "0x030000", "amdgpu", group)
+            .file(&format!("sys/{directory}/dev"), &format!("226:{minor}"))
+            .link(&format!("sys/dev/char/226:{minor}"), &format!("../../{directory}"))
+            .link(&format!("sys/class/drm/card{minor}"), &format!("../../{directory}"))
+            .file(&format!("dev/dri/card{minor}"), &format!("character 226:{minor}"));
+    }
+    machine.file("dev/vfio/vfio", "character 10:196").file("dev/vfio/7", "character 240:7");
+    machine
+}
+
+async fn start(options: Options) -> Daemon {
+    let root = Root::new();
+    let machine = machine(&root);
+    for (file, config) in [
+        ("pci", "pools: [{name: display, select: [{class: '0x03'}]}]"),
+        ("vfio-pci", "pools: [{name: gpu, select: [{class: '0x03'}]}]"),
+        ("device-nodes", "pools: [{name: nodes, paths: ['/dev/dri/*', '/dev/vfio/*']}]"),
+    ] {
+        root.drop_in(&format!("{file}.grant.yaml"), side_file(file, "grant"));
+        root.drop_in(&format!("{file}.config.yaml"), config);
+        root.drop_in(&format!("{file}.wasm"), wasm(file, Form::Core));
+    }
+    let options = options.config(WAIT).arg("--hardware", machine.path().to_string_lossy());
+    let daemon = Daemon::start_on(root, options).await;
+    for driver in [PCI, VFIO, NODES] {
+        daemon.until_serving(driver).await;
+    }
+    daemon
+}
+
+#[tokio::test]
+async fn a_node_of_hardware_that_is_claimed_is_given_by_no_other_driver_in_either_order() {
+    let daemon = start(Options::default()).await;
+    let function = format!("{PCI}/display/0000-01-00-0");
+    let bound = format!("{VFIO}/gpu/0000-01-00-0");
+    let (card, group) = (format!("{NODES}/nodes/dri-card0"), format!("{NODES}/nodes/vfio-7"));
+    // The node of a group is there until a bind to another driver is undone, as in the kernel.
+    for (owner, thieves) in [
+        (&group, vec![&function, &bound, &card]),
+        (&function, vec![&card, &group, &bound]),
+        (&bound, vec![&card, &group, &function]),
+        (&card, vec![&function, &bound]),
+    ] {
+        daemon.prepared(request(&pod("owner"), &[&claim("owner", &[owner])])).await;
+        for thief in thieves {
+            let wanted = request(&pod("thief"), &[&claim("thief", &[thief])]);
+            let problem = daemon.refused_as(wanted, "conflict", "device-held").await;
+            assert!(problem.message.contains("default/owner"), "{owner} {thief}: {}", problem.message);
+        }
+        daemon.unprepare(&pod("owner")).await;
+    }
+    daemon.assert_empty().await;
+}
+
+#[tokio::test]
+async fn other_hardware_and_control_nodes_are_given_beside_a_claim() {
+    let daemon = start(Options::default()).await;
+    for (name, device) in [
+        ("bound", format!("{VFIO}/gpu/0000-01-00-0")),
+        ("control", format!("{NODES}/nodes/vfio-vfio")),
+        ("other", format!("{NODES}/nodes/dri-card1")),
+    ] {
+        daemon.prepared(request(&pod(name), &[&claim(name, &[&device])])).await;
+    }
+    let again = request(&pod("again"), &[&claim("again", &[&format!("{NODES}/nodes/vfio-vfio")])]);
+    daemon.refused_as(again, "conflict", "device-held").await;
+}
+
+#[tokio::test]
+async fn the_allocator_offers_nothing_that_a_prepare_would_refuse() {
+    let daemon = start(Options::default().flag("--local-api")).await;
+    let classes = daemon.write("classes.yaml", CLASSES);
+    daemon.cli(&["claim", "create", "-f", classes.to_str().unwrap()]).await.done();
+    let create = async |name: &str, class: &str| {
+        let text = format!(
+            "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {{name: {name}}}\nspec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: {class}}}}}]}}}}\n"
+        );
+        let file = daemon.write(&format!("{name}.yaml"), text);
+        daemon.cli(&["claim", "create", "-f", file.to_str().unwrap(), "--timeout", "1"]).await
+    };
+    create("whole", "display").await.done_with(&["0000-01-00-0"]);
+    create("node", "card").await.done_with(&["dri-card1"]);
+    for claim in ["whole", "node"] {
+        daemon.cli(&["prepare", "--pod", claim, "--claim", claim]).await.done();
+    }
+    let late = create("late", "card").await;
+    assert_ne!(late.code, Some(0), "{late:?}");
+    let why = daemon.cli(&["explain", "claim", "late"]).await.done();
+    assert!(why.contains("its hardware is in use by claim"), "{why}");
+    daemon.cli(&["unprepare", "default/whole"]).await.done();
+    daemon.cli(&["claim", "delete", "whole"]).await.done();
+    daemon.cli(&["prepare", "--pod", "late", "--claim", "late"]).await.done();
+}
