@@ -20,7 +20,6 @@
 
 mod affinity;
 mod allocate;
-mod check;
 mod choose;
 mod free;
 mod hints;
@@ -57,10 +56,10 @@ use crate::driver::DeviceDriver;
 use crate::manager::Manager;
 use nodedock_model::{
     ExtendedResource, NameRecord, Named, PluginDevice, PodAllocation, PodRequest, Problem, ProblemCode, Uid,
+    limit,
 };
 
 pub use affinity::{closest, parse_nodes};
-pub(crate) use check::paths_exist;
 pub use metrics::DeviceMetrics;
 pub use resources::PluginId;
 pub use view::{
@@ -148,14 +147,18 @@ impl Manager {
             return PluginId::new(resource, generation);
         }
         let id = self.devices().resources.arrive(&resource, source, driver);
+        // That of a plugin before it.
+        self.conditions.clear(ProblemCode::PreferenceFailed, id.resource().as_str());
         self.report_resources([resource]);
         id
     }
 
     /// Sets a plugin's list. Its faults are dropped, and reported in a condition.
     pub fn plugin_listed(&self, id: &PluginId, devices: &[PluginDevice]) {
-        let (devices, faults) = list::screen(devices);
-        let changed = if let Some(adapters) = self.adapting(id.resource()) {
+        let adapters = self.adapting(id.resource());
+        let max = if adapters.is_some() { limit::ADAPTED_DEVICES_MAX } else { limit::RESOURCE_DEVICES_MAX };
+        let (devices, faults) = list::screen(devices, max);
+        let changed = if let Some(adapters) = adapters {
             adapters.listed(id.resource(), id.generation(), devices);
             false
         } else {

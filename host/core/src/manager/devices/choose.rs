@@ -39,6 +39,22 @@ pub(super) struct Question {
     pub(super) size: usize,
 }
 
+impl Question {
+    /// What is wrong with a preference; `None`: nothing.
+    pub(super) fn fault(&self, preferred: &[String]) -> Option<String> {
+        let unknown = preferred.iter().find(|id| self.available.binary_search(id).is_err());
+        let named: BTreeSet<_> = preferred.iter().collect();
+        match unknown {
+            Some(id) => Some(format!("{id:?} was not offered")),
+            None if named.len() < preferred.len() => Some("a device is named twice".to_owned()),
+            None if named.len() > self.size => {
+                Some(format!("{} devices are named, {} are wanted", named.len(), self.size))
+            }
+            None => None,
+        }
+    }
+}
+
 /// A choice of which a part is left to preference.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Open {
