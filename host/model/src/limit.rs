@@ -203,9 +203,9 @@ pub const HEALTH_MESSAGE_BYTES_MAX: usize = 1024;
 pub const DRAIN: Duration = Duration::from_secs(20);
 /// Bytes of a Unix socket's path (`sun_path` without its terminating zero).
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
-/// Devices of one resource that a plugin lists, and that a container may have of it; further ones are dropped. One of each MiB of memory of
-/// eight devices of 64 GiB are so many.
-pub const RESOURCE_DEVICES_MAX: usize = 512 << 10;
+/// Devices of one resource that a plugin lists, and that a container may have of it; further ones are dropped. Twice as many as
+/// were seen on real nodes; they cost the daemon some 250 MiB while they are read.
+pub const RESOURCE_DEVICES_MAX: usize = 256 << 10;
 /// The same of a plugin that is a DRA driver: 79 ResourceSlices, which every scheduler reads.
 pub const ADAPTED_DEVICES_MAX: usize = 10_000;
 /// The highest NUMA node that Linux can have (`MAX_NUMNODES`).

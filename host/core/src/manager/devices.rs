@@ -12,10 +12,11 @@
 //!
 //! An allocation is one record of a pod: an entry for each container and resource, which is an intent until its plugin has answered. One pod at a
 //! time chooses devices of a resource, including the call for the plugin's preference. All waiting and calling ends at one deadline; other resources
-//! are not affected. Entries of pools have a claim instead of a response: the caller prepares it, and chooses again (`reallocate`) if the claim
+//! are not affected. While too few devices are free or healthy the pod waits, as a claim does and for as long, and nothing of that resource is
+//! chosen for it. Entries of pools have a claim instead of a response: the caller prepares it, and chooses again (`reallocate`) if the claim
 //! manager reports that another claim took the device first.
 //!
-//! Differences from a kubelet: choices are deterministic; a refusal leaves no device marked; a later container does not reuse an unhealthy device; a
+//! Differences from a kubelet: choices are deterministic; a plugin's preference that fails refuses no pod; a refusal leaves no device marked; a later container does not reuse an unhealthy device; a
 //! later container reuses devices of init containers that belong to a pool as a whole claim or not at all.
 
 mod affinity;
@@ -26,6 +27,7 @@ mod hints;
 mod list;
 pub(crate) mod metrics;
 mod pools;
+mod preference;
 mod record;
 mod resources;
 mod reuse;
@@ -60,6 +62,7 @@ use nodedock_model::{
 };
 
 pub use affinity::{closest, parse_nodes};
+pub use choose::Question;
 pub use metrics::DeviceMetrics;
 pub use resources::PluginId;
 pub use view::{

@@ -9,9 +9,8 @@ use std::time::Duration;
 use futures::future::join_all;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::choose::{self, Question, Step};
+use super::choose::{self, Step};
 use super::record::{self, Key, Want};
-use super::resources::Offer;
 use super::reuse::Reuse;
 use super::snapshot::Snapshot;
 use super::{DeviceNodes, ResourceOutcome, ResourceSource, affinity};
@@ -25,13 +24,6 @@ use nodedock_model::{
     AllocationEntry, DriverName, ExtendedResource, ObjectRef, PluginDevice, PodAllocation, PodRequest,
     PooledClaim, Problem, ProblemCode, Uid, limit,
 };
-
-/// Deadline of a call for a preference: plugins answer from memory.
-const PREFERENCE_WALL: Duration = Duration::from_secs(5);
-/// Time without such calls after one failed: no more than one pod in it waits.
-const PREFERENCE_PAUSE: Duration = Duration::from_secs(60);
-/// Characters of an ID that a plugin made up, in a condition.
-const FAULT_SHOWN_MAX: usize = 200;
 
 /// Others have the devices, or their plugin does not list them as healthy yet.
 const WAITS: [ProblemCode; 2] = [ProblemCode::TooFewDevices, ProblemCode::NoHealthyDevice];
@@ -243,7 +235,8 @@ impl Manager {
         let (ids, devices) = match choose::choose(&snapshot.stock(), want, held, reuse.devices())? {
             Step::Chosen(ids) => (ids, snapshot.offer.devices.clone()),
             Step::Open(open) => {
-                let preferred = self.preferred(job, want, &snapshot.offer, open.question(), deadline).await;
+                let preferred =
+                    self.preferred(&want.resource, &job.request_id, &open.question(), deadline).await;
                 // The call took some time: the choice is made from the newest list.
                 let now = self.snapshot(&want.resource, None)?;
                 match choose::choose(&now.stock(), want, held, reuse.devices())? {
@@ -276,49 +269,6 @@ impl Manager {
             return Ok(entry(want, devices.clone(), Some(claim.clone())));
         }
         Ok(entry(want, choose_from_pool(want, &snapshot)?, Some(claim)))
-    }
-
-    /// The devices that the plugin prefers. That is a hint: without it, as after a call that failed, the host chooses alone.
-    async fn preferred(
-        &self,
-        job: &Job<'_>,
-        want: &Want,
-        offer: &Offer,
-        question: Question,
-        deadline: Instant,
-    ) -> Vec<String> {
-        let Some((generation, driver)) = &offer.plugin else { return Vec::new() };
-        let is_unasked = offer.unasked_until.is_some_and(|until| Instant::now() < until);
-        if is_unasked || !driver.options().preferred_allocation_available {
-            return Vec::new();
-        }
-        let deadline = deadline.min(Instant::now() + PREFERENCE_WALL);
-        let Question { available, must_include, size } = &question;
-        let size = u32::try_from(*size).unwrap_or(u32::MAX);
-        let call = plugin_call(&job.request_id, deadline);
-        let answer = driver.preferred_allocation(&call, available, must_include, size);
-        let answered = within(deadline, &want.resource, "preferred allocation", answer).await;
-        let (preferred, problem) = match answered {
-            Ok(preferred) => {
-                let fault = question.fault(&preferred);
-                let fault = fault.map(|fault| fault.chars().take(FAULT_SHOWN_MAX).collect::<String>());
-                (preferred, fault.map(|fault| no_hint(want, &format!("answered wrongly: {fault}"))))
-            }
-            Err(failed) => {
-                let until = Instant::now() + PREFERENCE_PAUSE;
-                self.devices().resources.leave_unasked(&want.resource, *generation, until);
-                (Vec::new(), Some(no_hint(want, &format!("failed: {failed}"))))
-            }
-        };
-        let (pod, resource) = (job.pod(), &want.resource);
-        match problem {
-            Some(problem) => {
-                tracing::warn!(%pod, %resource, request = %job.request_id, code = problem.code, %problem, "devices chosen without the plugin's preference");
-                self.conditions.set(resource.as_str(), problem);
-            }
-            None => self.conditions.clear(ProblemCode::PreferenceFailed, resource.as_str()),
-        }
-        preferred
     }
 
     /// Makes the choices durable. None: no plugin has to be called.
@@ -485,7 +435,7 @@ impl Manager {
     }
 }
 
-fn plugin_call(request_id: &Arc<str>, deadline: Instant) -> Call {
+pub(super) fn plugin_call(request_id: &Arc<str>, deadline: Instant) -> Call {
     Call { request_id: request_id.clone(), deadline: deadline.saturating_duration_since(Instant::now()) }
 }
 
@@ -541,7 +491,7 @@ fn too_many(want: &Want) -> Problem {
 }
 
 /// Ends a plugin's call at the deadline, whatever the plugin does.
-async fn within<T>(
+pub(super) async fn within<T>(
     deadline: Instant,
     resource: &ExtendedResource,
     what: &str,
@@ -552,14 +502,6 @@ async fn within<T>(
         Err(Problem::unavailable(ProblemCode::DriverDeadline, message).retry_after(Duration::from_secs(5)))
     };
     timeout_at(deadline, call).await.unwrap_or_else(timed_out)
-}
-
-fn no_hint(want: &Want, why: &str) -> Problem {
-    let message = format!(
-        "GetPreferredAllocation of the plugin of {} {why}; devices that it does not name are chosen by the host",
-        want.resource
-    );
-    Problem::unavailable(ProblemCode::PreferenceFailed, message)
 }
 
 fn of_kubelet(resource: &ExtendedResource) -> Problem {

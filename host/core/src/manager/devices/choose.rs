@@ -31,12 +31,12 @@ pub(super) enum Step {
 
 /// Arguments of a preferred allocation.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Question {
+pub struct Question {
     /// Ascending.
-    pub(super) available: Vec<String>,
+    pub available: Vec<String>,
     /// Ascending; among the available.
-    pub(super) must_include: Vec<String>,
-    pub(super) size: usize,
+    pub must_include: Vec<String>,
+    pub size: usize,
 }
 
 impl Question {

@@ -139,7 +139,8 @@ fn env(envs: BTreeMap<String, String>) -> Result<BTreeMap<String, String>, Strin
             return Err(format!("envs: {} is not the name of a variable", shown(name)));
         }
         let what = format!("envs: the value of {}", shown(name));
-        bytes(&what, value, ALLOCATION_ENV_BYTES_MAX)?;
+        bytes(&what, value, ALLOCATION_ENV_BYTES_MAX)
+            .map_err(|why| format!("{why} (Linux starts no program with another, execve(2))"))?;
     }
     Ok(envs)
 }

@@ -48,7 +48,7 @@ fn what_is_odd_in_a_list_is_passed_on_for_the_device_manager_to_show() {
 
 #[test]
 fn real_lists_fit_and_devices_beyond_the_bound_are_not_decoded() {
-    // The longest that was seen: one ID for each MiB of the memory of eight devices.
+    // One ID for each MiB of the memory of some devices.
     let id = |n: usize| format!("GPU-8f6d2c1e-0b1c-4f5e-9a7b-{n:012}");
     let devices = (0..RESOURCE_DEVICES_MAX).map(|n| device(&id(n), HEALTHY, &[]));
     let full = wire::ListAndWatchResponse { devices: devices.collect() };
