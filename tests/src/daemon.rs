@@ -411,7 +411,8 @@ pub fn children(parent: Pid) -> Vec<Pid> {
 }
 
 fn connect(socket: PathBuf) -> Client {
-    NodeClient::new(channel(socket))
+    // As of the commands: a list of a plugin's devices may be long.
+    NodeClient::new(channel(socket)).max_decoding_message_size(64 << 20)
 }
 
 /// The MiB in a line of `/proc/PID/status`, such as `VmHWM`. Not a number where there is none.

@@ -79,8 +79,7 @@ pub struct AdapterParts {
     pub conditions: Conditions,
     pub sysfs: SysfsRoot,
     pub numa_node_form: NumaNodeForm,
-    /// The directory below which the node has the paths that plugins name.
-    pub host_root: PathBuf,
+    /// Where the node has the paths that plugins name.
     pub hardware: Hardware,
     /// How long devices stay after their plugin has gone.
     pub grace: Duration,

@@ -5,6 +5,7 @@
 
 pub mod containment;
 pub mod moved;
+pub(crate) mod plugin_paths;
 pub mod quarantine;
 pub mod stats;
 pub mod values;

@@ -19,7 +19,6 @@ pub(crate) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -82,9 +81,7 @@ pub struct ManagerSettings {
     pub resource_grace: Duration,
     /// NUMA nodes of this machine, ascending.
     pub numa_nodes: Vec<u32>,
-    /// The directory below which the node has the paths that plugins name.
-    pub host_root: PathBuf,
-    /// Where the node has its devices.
+    /// Where the node has its devices, and the paths that plugins name.
     pub hardware: Hardware,
     pub metadata: MetadataSettings,
     /// A kubelet allocates the devices of native device plugins, and knows alone which are free: requests for them are refused here.

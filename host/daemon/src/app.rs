@@ -505,7 +505,6 @@ fn manager_settings(config: &Config, node: NodeFacts) -> Result<ManagerSettings>
         resource_grace: limit::RESOURCE_GRACE,
         // A kernel without NUMA has no such file, and one node.
         numa_nodes: nodes.and_then(|text| devices::parse_nodes(&text)).unwrap_or_else(|| vec![0]),
-        host_root: config.hardware.root().to_owned(),
         hardware: config.hardware.clone(),
         metadata: MetadataSettings {
             is_enabled: config.file.device_metadata.unwrap_or(true),

@@ -33,8 +33,8 @@ use nodedock_model::{
     Caller, DriverName, ExtendedResource, HealthState, ObjectName, ObjectRef, Problem, ProblemCode,
 };
 
-/// Bytes of a message on the node API.
-pub(crate) const NODE_API_MESSAGE_BYTES_MAX: usize = 16 << 20;
+/// Bytes of a message on the node API: a list of `RESOURCE_DEVICES_MAX` devices has 40 MB.
+pub(crate) const NODE_API_MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// The service, with the managers that it calls.
 #[derive(Clone)]

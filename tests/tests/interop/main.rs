@@ -1,6 +1,7 @@
 //! Other people's software against the real daemon, and against the sockets that drivers in Rust make.
 
 mod allocations;
+mod cdi_files;
 mod device_attributes;
 mod device_metadata;
 mod device_plugin;

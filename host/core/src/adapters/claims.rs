@@ -6,9 +6,7 @@ use async_trait::async_trait;
 use tokio::time::{Instant, timeout_at};
 
 use super::Adapters;
-use crate::driver::{Call, ClaimDriver, DeviceDriver, Outcomes};
-use crate::hardware::Hardware;
-use crate::manager::devices::paths_exist;
+use crate::driver::{Call, ClaimDriver, DeviceDriver, Outcomes, plugin_paths};
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
     AllocatedDevice, Condition, ContainerAllocation, DeviceAccess, DeviceNode, DeviceStatus, DriverClaim,
@@ -68,9 +66,10 @@ impl AdapterDriver {
         })?;
         let mut prepared = PreparedClaim::default();
         for group in groups {
-            let allocation = self.allocate(call, until, plugin.as_ref(), &group, paths.as_ref()).await?;
+            let (allocation, nodes) =
+                self.allocate(call, until, plugin.as_ref(), &group, paths.as_ref()).await?;
             prepared.annotations.extend(allocation.annotations.clone());
-            prepared.devices.extend(devices(&group, allocation, &self.adapters.0.parts.hardware)?);
+            prepared.devices.extend(devices(&group, allocation, nodes));
         }
         Ok(prepared)
     }
@@ -149,7 +148,8 @@ impl AdapterDriver {
         }
     }
 
-    /// Calls the plugin as a kubelet's device manager does for a container, and checks the answer in the same way.
+    /// Calls the plugin as a kubelet's device manager does for a container. Returns the answer, and the device nodes that a runtime would
+    /// find by it.
     async fn allocate(
         &self,
         call: &Call,
@@ -157,7 +157,7 @@ impl AdapterDriver {
         plugin: &dyn DeviceDriver,
         group: &Group<'_>,
         paths: Option<&PathPatterns>,
-    ) -> Result<ContainerAllocation, Problem> {
+    ) -> Result<(ContainerAllocation, Vec<DeviceNode>), Problem> {
         let resource = &self.resource;
         let late = |what: &str| {
             let message = format!("the device plugin of {resource} did not answer in time ({what})");
@@ -172,12 +172,14 @@ impl AdapterDriver {
         let answer = timeout_at(until, plugin.allocate(&remaining(), &group.ids)).await;
         let answer = answer.unwrap_or_else(|_| Err(late("Allocate")))?;
         failpoint::pass(Point::AdapterAnswered);
-        let (of, checked, root) = (resource.clone(), answer.clone(), self.adapters.0.parts.host_root.clone());
+        let parts = &self.adapters.0.parts;
+        let (of, looked, hardware) = (resource.clone(), answer.clone(), parts.hardware.clone());
         // A path may be on a file system that hangs.
-        let checking = tokio::task::spawn_blocking(move || paths_exist(&of, &checked, &root));
-        let checked =
-            timeout_at(until, checking).await.map_err(|_| late("a look at the paths of the answer"))?;
-        checked
+        let looking =
+            tokio::task::spawn_blocking(move || plugin_paths::device_nodes(&of, &looked, &hardware));
+        let found =
+            timeout_at(until, looking).await.map_err(|_| late("a look at the paths of the answer"))?;
+        let nodes = found
             .unwrap_or_else(|error| Err(Problem::internal(ProblemCode::Interrupted, error.to_string())))?;
         self.check_paths(paths, &answer)?;
         if plugin.options().pre_start_required {
@@ -185,7 +187,7 @@ impl AdapterDriver {
             let started = timeout_at(deadline, plugin.pre_start(&remaining(), &group.ids)).await;
             started.unwrap_or_else(|_| Err(late("PreStartContainer")))?;
         }
-        Ok(answer)
+        Ok((answer, nodes))
     }
 }
 
@@ -193,10 +195,10 @@ impl AdapterDriver {
 fn devices(
     group: &Group<'_>,
     allocation: ContainerAllocation,
-    hardware: &Hardware,
-) -> Result<Vec<PreparedDevice>, Problem> {
+    nodes: Vec<DeviceNode>,
+) -> Vec<PreparedDevice> {
     let status = (!allocation.annotations.is_empty()).then(|| undelivered(&allocation));
-    let mut access = Some(access(allocation, hardware)?);
+    let mut access = Some(access(allocation, nodes));
     let device = |device: &&AllocatedDevice| PreparedDevice {
         requests: vec![group.request.to_owned()],
         pool: device.pool.clone(),
@@ -206,7 +208,7 @@ fn devices(
         status: status.clone(),
         attributes: None,
     };
-    Ok(group.devices.iter().map(device).collect())
+    group.devices.iter().map(device).collect()
 }
 
 /// A kubelet has no way to a container for annotations of a DRA driver.
@@ -225,8 +227,8 @@ fn undelivered(allocation: &ContainerAllocation) -> DeviceStatus {
     DeviceStatus { conditions: vec![condition], ..DeviceStatus::default() }
 }
 
-fn access(allocation: ContainerAllocation, hardware: &Hardware) -> Result<DeviceAccess, Problem> {
-    let ContainerAllocation { env, mounts, device_nodes, cdi_devices, annotations: _ } = allocation;
+fn access(allocation: ContainerAllocation, device_nodes: Vec<DeviceNode>) -> DeviceAccess {
+    let ContainerAllocation { env, mounts, device_nodes: _, cdi_devices, annotations: _ } = allocation;
     let mount = |mount: nodedock_model::AllocationMount| Mount {
         host_path: mount.host_path,
         container_path: mount.container_path,
@@ -234,36 +236,17 @@ fn access(allocation: ContainerAllocation, hardware: &Hardware) -> Result<Device
         options: ["rbind", "rprivate", if mount.read_only { "ro" } else { "rw" }].map(str::to_owned).to_vec(),
         fs_type: None,
     };
-    let node = |node: nodedock_model::AllocationNode| {
-        let found = match hardware.node(&node.host_path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            found => found.map_err(|error| {
-                Problem::unavailable(ProblemCode::IoError, format!("{}: {error}", node.host_path))
-            })?,
-        };
-        Ok::<_, Problem>(DeviceNode {
-            kind: found.map(|found| found.kind),
-            major: found.map(|found| found.major),
-            minor: found.map(|found| found.minor),
-            host_path: (node.host_path != node.container_path).then_some(node.host_path),
-            path: node.container_path,
-            permissions: node.permissions,
-            file_mode: None,
-            uid: None,
-            gid: None,
-        })
-    };
     let edits = Edits {
         env: env.into_iter().collect(),
-        device_nodes: device_nodes.into_iter().map(node).collect::<Result<_, _>>()?,
+        device_nodes,
         mounts: mounts.into_iter().map(mount).collect(),
         ..Edits::default()
     };
-    Ok(match (cdi_devices.is_empty(), edits.is_empty()) {
+    match (cdi_devices.is_empty(), edits.is_empty()) {
         (true, _) => DeviceAccess::Edits(edits),
         (false, true) => DeviceAccess::CdiDevices(cdi_devices),
         (false, false) => DeviceAccess::EditsAndCdiDevices(edits, cdi_devices),
-    })
+    }
 }
 
 #[async_trait]

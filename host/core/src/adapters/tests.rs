@@ -46,7 +46,7 @@ impl Home {
         for directory in ["sys", "dev"] {
             std::fs::create_dir(home.path().join(directory)).unwrap();
         }
-        std::fs::write(home.path().join("dev/thing"), "").unwrap();
+        std::fs::write(home.path().join("dev/thing"), "character 10:200").unwrap();
         Self(home)
     }
 
@@ -85,8 +85,7 @@ impl Home {
             conditions: conditions.clone(),
             sysfs: SysfsRoot::open(&self.path().join("sys")).unwrap(),
             numa_node_form: NumaNodeForm::default(),
-            host_root: self.path().to_owned(),
-            hardware: Hardware::in_directory(self.path()),
+            hardware: Hardware::simulated(self.path()),
             grace: Duration::from_secs(300),
             has_kubelet,
         };

@@ -12,21 +12,22 @@
 //!
 //! An allocation is one record of a pod: an entry for each container and resource, which is an intent until its plugin has answered. One pod at a
 //! time chooses devices of a resource, including the call for the plugin's preference. All waiting and calling ends at one deadline; other resources
-//! are not affected. Entries of pools have a claim instead of a response: the caller prepares it, and chooses again (`reallocate`) if the claim
+//! are not affected. While too few devices are free or healthy the pod waits, as a claim does and for as long, and nothing of that resource is
+//! chosen for it. Entries of pools have a claim instead of a response: the caller prepares it, and chooses again (`reallocate`) if the claim
 //! manager reports that another claim took the device first.
 //!
-//! Differences from a kubelet: choices are deterministic; a refusal leaves no device marked; a later container does not reuse an unhealthy device; a
+//! Differences from a kubelet: choices are deterministic; a plugin's preference that fails refuses no pod; a refusal leaves no device marked; a later container does not reuse an unhealthy device; a
 //! later container reuses devices of init containers that belong to a pool as a whole claim or not at all.
 
 mod affinity;
 mod allocate;
-mod check;
 mod choose;
 mod free;
 mod hints;
 mod list;
 pub(crate) mod metrics;
 mod pools;
+mod preference;
 mod record;
 mod resources;
 mod reuse;
@@ -57,10 +58,11 @@ use crate::driver::DeviceDriver;
 use crate::manager::Manager;
 use nodedock_model::{
     ExtendedResource, NameRecord, Named, PluginDevice, PodAllocation, PodRequest, Problem, ProblemCode, Uid,
+    limit,
 };
 
 pub use affinity::{closest, parse_nodes};
-pub(crate) use check::paths_exist;
+pub use choose::Question;
 pub use metrics::DeviceMetrics;
 pub use resources::PluginId;
 pub use view::{
@@ -148,14 +150,18 @@ impl Manager {
             return PluginId::new(resource, generation);
         }
         let id = self.devices().resources.arrive(&resource, source, driver);
+        // That of a plugin before it.
+        self.conditions.clear(ProblemCode::PreferenceFailed, id.resource().as_str());
         self.report_resources([resource]);
         id
     }
 
     /// Sets a plugin's list. Its faults are dropped, and reported in a condition.
     pub fn plugin_listed(&self, id: &PluginId, devices: &[PluginDevice]) {
-        let (devices, faults) = list::screen(devices);
-        let changed = if let Some(adapters) = self.adapting(id.resource()) {
+        let adapters = self.adapting(id.resource());
+        let max = if adapters.is_some() { limit::ADAPTED_DEVICES_MAX } else { limit::RESOURCE_DEVICES_MAX };
+        let (devices, faults) = list::screen(devices, max);
+        let changed = if let Some(adapters) = adapters {
             adapters.listed(id.resource(), id.generation(), devices);
             false
         } else {

@@ -53,7 +53,6 @@ pub(super) fn load(
         conditions: conditions.clone(),
         sysfs: hardware.open_sys().with_context(|| format!("open {}", hardware.sys().display()))?,
         numa_node_form: config.kubernetes.as_ref().map(|node| node.numa_node_form).unwrap_or_default(),
-        host_root: hardware.root().to_owned(),
         hardware: hardware.clone(),
         grace: limit::RESOURCE_GRACE,
         has_kubelet: config.kubernetes.is_some(),

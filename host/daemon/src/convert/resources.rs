@@ -21,7 +21,8 @@ pub(super) fn limits(
 ) -> Result<BTreeMap<ExtendedResource, u32>, Problem> {
     let field = format!("containers[{}].extended_resources", shown(container));
     bounded(&field, limits.len(), limit::CONTAINER_RESOURCES_MAX)?;
-    let max = limit::RESOURCE_COUNT_MAX;
+    // Of more than a plugin can list there are too few in any case.
+    let max = limit::RESOURCE_DEVICES_MAX as u32;
     let checked = limits.iter().map(|(resource, count)| match name(&field, resource)? {
         resource if (1..=max).contains(count) => Ok((resource, *count)),
         resource => Err(invalid(format!("{field}: {count} of {resource}: 1 to {max} are possible"))),

@@ -121,7 +121,7 @@ fn an_error_names_the_field() {
         (|m| m.containers[0].claims[0].pod_claim_name = "x".to_owned(), &["\"main\"", "\"x\""]),
         (|m| m.containers[1].kind = "main".to_owned(), &["containers[].kind", "\"main\"", "sidecar"]),
         (|m| limit_to(m, "cpu", 1), &["containers[side].extended_resources", "\"cpu\""]),
-        (|m| limit_to(m, "example.com/gpu", 0), &["0 of example.com/gpu", "1 to 4096"]),
+        (|m| limit_to(m, "example.com/gpu", 0), &["0 of example.com/gpu", "1 to 262144"]),
         (|m| limit_to(m, "example.com/gpu", u32::MAX), &["4294967295 of example.com/gpu"]),
         (|m| (0..64).for_each(|i| limit_to(m, &format!("a.dev/{i}"), 1)), &["65 entries", "at most 64"]),
         (|m| m.containers[1].numa_affinity.push(1024), &["containers[side].numa_affinity", "no node 1024"]),

@@ -127,7 +127,6 @@ impl Node {
                 pre_start_deadline: PATIENCE,
                 resource_grace: grace,
                 numa_nodes: vec![0],
-                host_root: "/".into(),
                 hardware: nodedock_core::hardware::Hardware::of_node(),
                 metadata: MetadataSettings {
                     is_enabled: false,

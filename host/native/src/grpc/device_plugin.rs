@@ -15,12 +15,16 @@ use tonic::transport::Channel;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::connection::dial;
+use super::convert::device_plugin::List;
 use super::tap::Exchange;
 use super::{PluginTimes, Tap, clean, convert, problem, rpc};
 use nodedock_base::error::chain;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Call, DeviceDriver, DeviceLists, DeviceOptions};
 use nodedock_model::{ContainerAllocation, ExtendedResource, PluginDevice, Problem, ProblemCode, limit};
+
+/// The path of the call whose stream are the lists.
+const LISTS: &str = "/v1beta1.DevicePlugin/ListAndWatch";
 
 type Client = wire::device_plugin_client::DevicePluginClient<Channel>;
 
@@ -36,6 +40,7 @@ pub struct DevicePlugin {
     /// As problems name it.
     peer: Arc<str>,
     client: Client,
+    channel: Channel,
     options: DeviceOptions,
     tap: Tap,
     tasks: Tasks,
@@ -55,25 +60,26 @@ impl DevicePlugin {
             let message = clean(&format!("{peer}: {}", chain(&error)));
             Problem::unavailable(ProblemCode::DriverNotConnected, message)
         })?;
-        let mut client = Client::new(channel).max_decoding_message_size(limit::PLUGIN_ANSWER_BYTES_MAX);
+        let mut client =
+            Client::new(channel.clone()).max_decoding_message_size(limit::PLUGIN_ANSWER_BYTES_MAX);
         let call = Call { request_id: nodedock_base::request::new_id(), deadline: times.options };
         let exchange = tap.begin(&call.request_id, "GetDevicePluginOptions", &wire::Empty {});
         let asked = client.get_device_plugin_options(rpc::request(&call, wire::Empty {}));
         let options = convert::device_plugin::options(within(&peer, &call, exchange, asked).await?);
-        Ok(Self { peer, client, options, tap, tasks: tasks.clone() })
+        Ok(Self { peer, client, channel, options, tap, tasks: tasks.clone() })
     }
 
     /// Opens a stream of lists.
     pub fn follow(&self, request_id: Arc<str>) -> Following {
         let (sender, lists) = watch::channel(None);
         let (ended, end) = oneshot::channel();
-        let (client, peer, tap) = (self.client.clone(), self.peer.clone(), self.tap.clone());
+        let (channel, peer, tap) = (self.channel.clone(), self.peer.clone(), self.tap.clone());
         // Safe to drop: the next start opens the list again.
         self.tasks.spawn_until_stopped("device-lists", async move {
             tokio::select! {
                 // The receiver is gone.
                 () = sender.closed() => {}
-                problem = read(client, &peer, &request_id, &tap, &sender) => {
+                problem = read(channel, &peer, &request_id, &tap, &sender) => {
                     // A watcher may use only the lists.
                     let _ = ended.send(problem);
                 }
@@ -148,20 +154,21 @@ async fn within<T: Message + Serialize>(
 
 /// Reads a stream to its end and returns the reason.
 async fn read(
-    mut client: Client,
+    channel: Channel,
     peer: &str,
     request_id: &str,
     tap: &Tap,
     lists: &watch::Sender<Option<Arc<[PluginDevice]>>>,
 ) -> Problem {
-    let mut stream = match client.list_and_watch(rpc::named(request_id, Request::new(wire::Empty {}))).await {
-        Ok(answer) => answer.into_inner(),
+    let asked = rpc::named(request_id, Request::new(wire::Empty {}));
+    let mut stream = match rpc::stream(channel, LISTS.to_owned(), asked, limit::PLUGIN_LIST_BYTES_MAX).await {
+        Ok(stream) => stream,
         Err(status) => return problem::of_status(peer, &status),
     };
     loop {
         let (newest, end) = newest(&mut stream).await;
         if let Some(list) = newest {
-            tap.received(request_id, "ListAndWatch", &list);
+            tap.received(request_id, "ListAndWatch", list.wire());
             match convert::device_plugin::listed(list) {
                 Ok(listed) => lists.send_replace(Some(listed)),
                 Err(why) => return problem::not_valid(peer, &why),
@@ -181,9 +188,7 @@ async fn read(
 }
 
 /// Waits for a list and skips received lists before the newest. Also returns whether the stream has ended.
-async fn newest(
-    stream: &mut Streaming<wire::ListAndWatchResponse>,
-) -> (Option<wire::ListAndWatchResponse>, Option<Result<(), Status>>) {
+async fn newest(stream: &mut Streaming<List>) -> (Option<List>, Option<Result<(), Status>>) {
     let mut newest = None;
     let mut next = stream.next().await;
     // Otherwise a plugin that lists faster than it is read would never be reported.

@@ -7,12 +7,12 @@ use std::time::Duration;
 use nodedock_proto::kubelet::dra_health::v1 as wire;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Request, Status, Streaming};
 
 use super::{Connection, HealthService, Tap, clean, convert, rpc};
 use crate::grpc::PLUGIN_DIAL;
 use nodedock_base::tasks::Tasks;
-use nodedock_model::limit::DEVICES_MAX;
+use nodedock_model::limit::{DEVICES_MAX, PLUGIN_ANSWER_BYTES_MAX};
 use nodedock_model::{DeviceHealth, DeviceName, DriverName, HealthReport, PoolName};
 
 /// Delay from the end of a health stream to the next, as in a kubelet.
@@ -119,7 +119,7 @@ impl Watch {
         let channel = connected.map_err(|link| Status::unavailable(link.as_str()))?;
         let request = wire::NodeWatchResourcesRequest {};
         let path = format!("/{}/NodeWatchResources", self.service.listed_as());
-        let messages = rpc::stream(channel, path, request).await?;
+        let messages = rpc::stream(channel, path, Request::new(request), PLUGIN_ANSWER_BYTES_MAX).await?;
         self.drain(messages).await
     }
 

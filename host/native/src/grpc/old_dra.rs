@@ -15,7 +15,7 @@ use nodedock_proto::kubelet::dra::{v1, v1alpha2, v1alpha3 as wire};
 use nodedock_proto::prost::Message;
 use tokio::sync::watch;
 use tokio::time::Instant;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Request, Status, Streaming};
 
 use super::connection::dial;
 use super::{Caller, clean, convert, problem, rpc};
@@ -319,7 +319,8 @@ async fn first_list(endpoint: &Path) -> Result<(Lists, wire::NodeListAndWatchRes
     let (channel, _) =
         dial(endpoint, FIRST_LIST).await.map_err(|error| Status::unavailable(chain(&error)))?;
     let path = format!("/{V1ALPHA3}/NodeListAndWatchResources");
-    let mut stream: Lists = rpc::stream(channel, path, wire::NodeListAndWatchResourcesRequest {}).await?;
+    let asked = Request::new(wire::NodeListAndWatchResourcesRequest {});
+    let mut stream: Lists = rpc::stream(channel, path, asked, limit::PLUGIN_ANSWER_BYTES_MAX).await?;
     let list = stream.message().await?.ok_or_else(|| Status::unavailable("the list ended"))?;
     Ok((stream, list))
 }

@@ -41,13 +41,19 @@ where
 }
 
 /// Opens a stream of a plugin's messages.
-pub(super) async fn stream<Q, A>(channel: Channel, path: String, message: Q) -> Result<Streaming<A>, Status>
+pub(super) async fn stream<Q, A>(
+    channel: Channel,
+    path: String,
+    request: Request<Q>,
+    answer_bytes_max: usize,
+) -> Result<Streaming<A>, Status>
 where
     Q: Message + 'static,
     A: Message + Default + 'static,
 {
-    let request = Request::new(message);
-    let answer = ready(channel).await?.server_streaming(request, plain(path), ProstCodec::default()).await;
+    let client = ready(channel).await?;
+    let mut client = client.max_decoding_message_size(answer_bytes_max);
+    let answer = client.server_streaming(request, plain(path), ProstCodec::default()).await;
     answer.map(Response::into_inner)
 }
 

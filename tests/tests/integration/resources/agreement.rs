@@ -83,7 +83,9 @@ fn counts_agree(
 }
 
 async fn pod_resources_agree(daemon: &Daemon, pods: &[v1::PodStatus], devices: &[v1::Device]) {
-    let client = PodResourcesListerClient::new(daemon.pod_resources_channel());
+    let client = PodResourcesListerClient::new(daemon.pod_resources_channel())
+        // As Kubernetes' own client library.
+        .max_decoding_message_size(nodedock_model::limit::POD_RESOURCES_MESSAGE_BYTES_MAX);
     let list = call(&client, async |mut c| c.list(ListPodResourcesRequest {}).await).await.pod_resources;
     for pod in pods {
         let id = pod.pod.clone().expect("a pod has a name");

@@ -7,16 +7,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::choose::{self, Question, Step};
+use super::choose::{self, Step};
 use super::record::{self, Key, Want};
-use super::resources::Offer;
 use super::reuse::Reuse;
 use super::snapshot::Snapshot;
-use super::{DeviceNodes, ResourceOutcome, ResourceSource, affinity, check};
+use super::{DeviceNodes, ResourceOutcome, ResourceSource, affinity};
 use crate::checkpoint::Change;
-use crate::driver::{Call, DeviceDriver};
+use crate::driver::{Call, DeviceDriver, plugin_paths};
 use crate::manager::{Manager, interrupted, pool_claims};
 use nodedock_base::clock::now_ms;
 use nodedock_base::error::chain;
@@ -25,6 +24,9 @@ use nodedock_model::{
     AllocationEntry, DriverName, ExtendedResource, ObjectRef, PluginDevice, PodAllocation, PodRequest,
     PooledClaim, Problem, ProblemCode, Uid, limit,
 };
+
+/// Others have the devices, or their plugin does not list them as healthy yet.
+const WAITS: [ProblemCode; 2] = [ProblemCode::TooFewDevices, ProblemCode::NoHealthyDevice];
 
 /// The choice for a want. None: no devices are wanted, and none are held.
 type Chosen = Result<Option<AllocationEntry>, Problem>;
@@ -123,11 +125,36 @@ impl Manager {
             return known;
         }
         // One deadline for all containers, and for the wait as well: pods that queue behind a plugin that hangs end with the first.
-        let deadline = Instant::now() + self.settings.call_deadline;
-        let Ok(_lock) = timeout_at(deadline, self.resource_locks.take([resource.clone()])).await else {
-            let busy = |want: &&Want| (want.key(), job.known(want).unwrap_or_else(|| Err(busy(resource))));
-            return wants.iter().map(busy).collect();
-        };
+        let started = Instant::now();
+        let deadline = started + self.settings.call_deadline;
+        let (mut freed, mut changed) = (self.claims_freed.subscribe(), self.devices_changed.subscribe());
+        let mut may_wait = true;
+        loop {
+            let Ok(lock) = timeout_at(deadline, self.resource_locks.take([resource.clone()])).await else {
+                let busy =
+                    |want: &&Want| (want.key(), job.known(want).unwrap_or_else(|| Err(busy(resource))));
+                return wants.iter().map(busy).collect();
+            };
+            freed.mark_unchanged();
+            changed.mark_unchanged();
+            let choices = self.choose_in_order(job, &wants, deadline).await;
+            if !may_wait || !self.may_be_enough_later(resource, &wants, &choices) {
+                return choices;
+            }
+            self.unreserve(job, resource);
+            drop(lock);
+            tokio::select! {
+                // Nothing of the pod is in the table meanwhile: there is nothing to undo.
+                () = self.tasks.stopped() => may_wait = false,
+                () = sleep_until(started + self.settings.exclusive_wait) => may_wait = false,
+                woken = freed.changed() => may_wait = woken.is_ok(),
+                woken = changed.changed() => may_wait = woken.is_ok(),
+            }
+        }
+    }
+
+    /// Chooses for the containers of a pod one after the other. The table has what is chosen.
+    async fn choose_in_order(&self, job: &Job<'_>, wants: &[&Want], deadline: Instant) -> Vec<(Key, Chosen)> {
         let (mut reuse, mut choices) = (Reuse::default(), Vec::new());
         for want in wants {
             let choice = match job.known(want) {
@@ -141,6 +168,36 @@ impl Manager {
             choices.push((want.key(), choice));
         }
         choices
+    }
+
+    /// Whether too few devices are free or healthy now for a container, and the resource has enough of them.
+    fn may_be_enough_later(
+        &self,
+        resource: &ExtendedResource,
+        wants: &[&Want],
+        choices: &[(Key, Chosen)],
+    ) -> bool {
+        let is_short = |(key, choice): &(Key, Chosen)| {
+            let Err(problem) = choice else { return false };
+            let want = wants.iter().find(|want| want.key() == *key);
+            let count = want.map_or(usize::MAX, |want| want.count);
+            let is_wait = WAITS.iter().any(|code| problem.code == *code);
+            is_wait && self.devices().resources.source(resource).is_some_and(|of| of.devices.len() >= count)
+        };
+        choices.iter().any(is_short)
+    }
+
+    /// Removes what this request has chosen of a resource: while its pod waits, others may take it.
+    fn unreserve(&self, job: &Job<'_>, resource: &ExtendedResource) {
+        let mut state = self.devices();
+        let Some(known) = state.table.pod(job.pod().uid.as_str()) else { return };
+        let mut record = PodAllocation::clone(known);
+        let is_from_before = |entry: &AllocationEntry| {
+            job.before.as_ref().is_some_and(|before| before.entry(&entry.container, resource).is_some())
+        };
+        record.entries.retain(|entry| entry.resource != *resource || is_from_before(entry));
+        let is_empty = record.entries.is_empty() && job.before.is_none();
+        state.table.restore(&job.pod().uid, (!is_empty).then(|| Arc::new(record)));
     }
 
     /// Puts an entry into the table, so that no other pod takes its devices.
@@ -178,7 +235,8 @@ impl Manager {
         let (ids, devices) = match choose::choose(&snapshot.stock(), want, held, reuse.devices())? {
             Step::Chosen(ids) => (ids, snapshot.offer.devices.clone()),
             Step::Open(open) => {
-                let preferred = self.preferred(job, want, &snapshot.offer, open.question(), deadline).await?;
+                let preferred =
+                    self.preferred(&want.resource, &job.request_id, &open.question(), deadline).await;
                 // The call took some time: the choice is made from the newest list.
                 let now = self.snapshot(&want.resource, None)?;
                 match choose::choose(&now.stock(), want, held, reuse.devices())? {
@@ -211,25 +269,6 @@ impl Manager {
             return Ok(entry(want, devices.clone(), Some(claim.clone())));
         }
         Ok(entry(want, choose_from_pool(want, &snapshot)?, Some(claim)))
-    }
-
-    async fn preferred(
-        &self,
-        job: &Job<'_>,
-        want: &Want,
-        offer: &Offer,
-        question: Question,
-        deadline: Instant,
-    ) -> Result<Vec<String>, Problem> {
-        let Some((_, driver)) = &offer.plugin else { return Ok(Vec::new()) };
-        if !driver.options().preferred_allocation_available {
-            return Ok(Vec::new());
-        }
-        let Question { available, must_include, size } = question;
-        let size = u32::try_from(size).unwrap_or(u32::MAX);
-        let call = plugin_call(&job.request_id, deadline);
-        let answer = driver.preferred_allocation(&call, &available, &must_include, size);
-        within(deadline, &want.resource, "preferred allocation", answer).await
     }
 
     /// Makes the choices durable. None: no plugin has to be called.
@@ -318,9 +357,11 @@ impl Manager {
         self.device_metrics.allocated(resource, started.elapsed());
         let response = answered?;
         failpoint::pass(Point::AllocateAnswered);
-        let (root, answer, of) = (self.settings.host_root.clone(), response.clone(), resource.clone());
-        // A path may be on a file system that hangs: not for a thread that serves requests.
-        let checked = tokio::task::spawn_blocking(move || check::paths_exist(&of, &answer, &root));
+        let (hardware, answer, of) = (self.settings.hardware.clone(), response.clone(), resource.clone());
+        // A path may be on a file system that hangs: not for a thread that serves requests. The runtime finds the nodes itself.
+        let checked = tokio::task::spawn_blocking(move || {
+            plugin_paths::device_nodes(&of, &answer, &hardware).map(drop)
+        });
         let checked = async { checked.await.unwrap_or_else(|_| Err(interrupted())) };
         within(deadline, resource, "check of the paths that the allocation names", checked).await?;
         let pre_start = driver.options().pre_start_required;
@@ -394,7 +435,7 @@ impl Manager {
     }
 }
 
-fn plugin_call(request_id: &Arc<str>, deadline: Instant) -> Call {
+pub(super) fn plugin_call(request_id: &Arc<str>, deadline: Instant) -> Call {
     Call { request_id: request_id.clone(), deadline: deadline.saturating_duration_since(Instant::now()) }
 }
 
@@ -450,7 +491,7 @@ fn too_many(want: &Want) -> Problem {
 }
 
 /// Ends a plugin's call at the deadline, whatever the plugin does.
-async fn within<T>(
+pub(super) async fn within<T>(
     deadline: Instant,
     resource: &ExtendedResource,
     what: &str,

@@ -31,12 +31,28 @@ pub(super) enum Step {
 
 /// Arguments of a preferred allocation.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Question {
+pub struct Question {
     /// Ascending.
-    pub(super) available: Vec<String>,
+    pub available: Vec<String>,
     /// Ascending; among the available.
-    pub(super) must_include: Vec<String>,
-    pub(super) size: usize,
+    pub must_include: Vec<String>,
+    pub size: usize,
+}
+
+impl Question {
+    /// What is wrong with a preference; `None`: nothing.
+    pub(super) fn fault(&self, preferred: &[String]) -> Option<String> {
+        let unknown = preferred.iter().find(|id| self.available.binary_search(id).is_err());
+        let named: BTreeSet<_> = preferred.iter().collect();
+        match unknown {
+            Some(id) => Some(format!("{id:?} was not offered")),
+            None if named.len() < preferred.len() => Some("a device is named twice".to_owned()),
+            None if named.len() > self.size => {
+                Some(format!("{} devices are named, {} are wanted", named.len(), self.size))
+            }
+            None => None,
+        }
+    }
 }
 
 /// A choice of which a part is left to preference.

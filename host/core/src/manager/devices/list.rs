@@ -18,6 +18,8 @@ pub(super) struct Faults {
     twice: usize,
     nodes: usize,
     beyond: usize,
+    /// So many devices are used at most.
+    max: usize,
     /// One of the faulty devices.
     example: Option<String>,
 }
@@ -34,7 +36,7 @@ impl Faults {
             (self.long, format!("with an id of more than {} bytes are dropped", DEVICE_ID_BYTES_MAX)),
             (self.twice, "are listed again and count once".to_owned()),
             (self.nodes, "name NUMA nodes that no machine has".to_owned()),
-            (self.beyond, format!("beyond the first {} by id are dropped", limit::RESOURCE_DEVICES_MAX)),
+            (self.beyond, format!("beyond the first {} by id are dropped", self.max)),
         ];
         let found = counted.iter().filter(|(count, _)| *count > 0);
         let faults: Vec<_> = found.map(|(count, what)| format!("{count} {what}")).collect();
@@ -48,10 +50,10 @@ impl Faults {
     }
 }
 
-/// The usable devices of a list, by id. A device that is listed twice is healthy if both entries say so.
-pub(super) fn screen(listed: &[PluginDevice]) -> (BTreeMap<String, PluginDevice>, Faults) {
+/// The usable devices of a list, by id, at most `max`. A device that is listed twice is healthy if both entries say so.
+pub(super) fn screen(listed: &[PluginDevice], max: usize) -> (BTreeMap<String, PluginDevice>, Faults) {
     let mut devices: BTreeMap<String, PluginDevice> = BTreeMap::new();
-    let mut faults = Faults::default();
+    let mut faults = Faults { max, ..Faults::default() };
     for device in listed {
         if device.id.is_empty() {
             faults.empty += 1;
@@ -67,7 +69,7 @@ pub(super) fn screen(listed: &[PluginDevice]) -> (BTreeMap<String, PluginDevice>
         }
     }
     // By id, so that a plugin that lists in another order each time has the same devices each time.
-    if let Some(first) = devices.keys().nth(limit::RESOURCE_DEVICES_MAX).cloned() {
+    if let Some(first) = devices.keys().nth(max).cloned() {
         faults.beyond = devices.split_off(&first).len();
         faults.note(&first);
     }
@@ -99,23 +101,26 @@ mod tests {
 
     #[test]
     fn a_good_list_is_taken_as_it_is() {
-        let (devices, faults) = screen(&[device("b", &[0]), sick("a")]);
+        let (devices, faults) = screen(&[device("b", &[0]), sick("a")], 10);
         assert_eq!((devices.len(), devices["a"].healthy, devices["b"].healthy), (2, false, true));
         assert_eq!(faults.problem(&resource("gpu")), None);
-        assert_eq!(screen(&[]).0.len(), 0);
+        assert_eq!(screen(&[], 10).0.len(), 0);
     }
 
     #[test]
     fn what_is_absurd_is_dropped_and_said() {
         let long = "x".repeat(DEVICE_ID_BYTES_MAX + 1);
         let fits = "x".repeat(DEVICE_ID_BYTES_MAX);
-        let (devices, faults) = screen(&[
-            device("", &[]),
-            device(&long, &[]),
-            device(&fits, &[]),
-            device("a", &[1, 0, 1, 5000]),
-            sick("a"),
-        ]);
+        let (devices, faults) = screen(
+            &[
+                device("", &[]),
+                device(&long, &[]),
+                device(&fits, &[]),
+                device("a", &[1, 0, 1, 5000]),
+                sick("a"),
+            ],
+            10,
+        );
         assert_eq!(devices.len(), 2);
         assert_eq!((devices["a"].healthy, devices["a"].numa_nodes.clone()), (false, vec![0, 1]));
         let words = words(&faults);
@@ -128,10 +133,10 @@ mod tests {
     #[test]
     fn a_hundred_thousand_devices_are_cut_to_the_same_ones_in_any_order() {
         let mut listed: Vec<_> = (0..100_000).map(|n| device(&format!("{n:06}"), &[n % 4])).collect();
-        let (first, faults) = screen(&listed);
+        let (first, faults) = screen(&listed, 10_000);
         listed.reverse();
-        assert_eq!(screen(&listed).0, first);
-        assert_eq!((first.len(), faults.beyond), (limit::RESOURCE_DEVICES_MAX, 90_000));
+        assert_eq!(screen(&listed, 10_000).0, first);
+        assert_eq!((first.len(), faults.beyond), (10_000, 90_000));
         assert_eq!(first.keys().next_back().unwrap(), "009999");
         assert!(words(&faults).contains("90000 beyond the first 10000"), "{}", words(&faults));
     }

@@ -60,11 +60,13 @@ pub(super) struct Offer {
     pub(super) has_listed: bool,
     /// Since when the source is gone.
     left: Option<Instant>,
+    /// Until when the plugin is not called for a preference, because a call failed.
+    pub(super) unasked_until: Option<Instant>,
 }
 
 impl Offer {
     fn new(source: ResourceSource, devices: Listed) -> Self {
-        Self { source, plugin: None, devices, has_listed: true, left: None }
+        Self { source, plugin: None, devices, has_listed: true, left: None, unasked_until: None }
     }
 
     fn is_generation(&self, wanted: u64) -> bool {
@@ -153,7 +155,10 @@ impl Resources {
         let (source, plugin) = (ResourceSource::Plugin(path), Some((generation, driver)));
         let is_plugin = |offer: &&mut Offer| offer.plugin.is_some();
         match self.offers.get_mut(resource).and_then(|offers| offers.iter_mut().find(is_plugin)) {
-            Some(offer) => (offer.source, offer.plugin, offer.left) = (source, plugin, None),
+            Some(offer) => {
+                (offer.source, offer.plugin, offer.left) = (source, plugin, None);
+                offer.unasked_until = None;
+            }
             None => {
                 let offer = Offer::new(source, Listed::default());
                 self.add(resource, Offer { plugin, has_listed: false, ..offer });
@@ -232,6 +237,14 @@ impl Resources {
         let offers = self.offers.get_mut(&id.resource)?;
         let offer = offers.iter_mut().find(|offer| offer.is_generation(id.generation))?;
         Some(offer.replace(devices))
+    }
+
+    /// Notes until when a plugin is not called for a preference, unless its registration was replaced.
+    pub(super) fn leave_unasked(&mut self, resource: &ExtendedResource, generation: u64, until: Instant) {
+        let offers = self.offers.get_mut(resource).into_iter().flatten();
+        for offer in offers.filter(|offer| offer.is_generation(generation)) {
+            offer.unasked_until = Some(until);
+        }
     }
 
     /// Marks a plugin as gone. False: it was gone before, or its registration was replaced.

@@ -12,7 +12,9 @@ use super::HintScope;
 use super::fixtures::{device, ids, pod, resource, sick, uid};
 use nodedock_model::{AllocationMount, ContainerAllocation, ContainerKind, PluginDevice, Problem};
 
-use crate::manager::tests::scene::{Daemon, FakePlugin, Home, app, container, device_ends, device_request};
+use crate::manager::tests::scene::{
+    Daemon, FakePlugin, Home, Preference, app, container, device_ends, device_request,
+};
 
 fn numbered(count: usize) -> Vec<PluginDevice> {
     (0..count).map(|n| device(&format!("dev{n}"), &[u32::from(n % 2 == 1)])).collect()
@@ -25,7 +27,7 @@ fn plugged(devices: usize) -> (Home, Daemon, Arc<FakePlugin>) {
 
 fn plugged_with(gpu: Arc<FakePlugin>, devices: usize) -> (Home, Daemon, Arc<FakePlugin>) {
     let home = Home::new();
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     daemon.plug("gpu", &gpu, &numbered(devices));
     (home, daemon, gpu)
 }
@@ -44,7 +46,7 @@ fn env(name: &str) -> ContainerAllocation {
 #[tokio::test]
 async fn containers_are_given_devices_until_there_are_too_few() {
     let (home, gpu, nic) = (Home::new(), FakePlugin::new(), FakePlugin::new());
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     daemon.plug("gpu", &gpu, &numbered(2));
     daemon.plug("nic", &nic, &numbered(2));
     gpu.answer(env("GPU"));
@@ -71,7 +73,7 @@ async fn containers_are_given_devices_until_there_are_too_few() {
 #[tokio::test]
 async fn a_resource_without_a_source_or_a_healthy_device_is_refused() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     daemon.plug("gpu", &gpu, &[sick("a")]);
     let refused = daemon.allocate("a", &app(&[("gpu", 1), ("nic", 1)])).await;
     assert_eq!(device_ends(&refused), ["no-healthy-device", "resource-unknown"]);
@@ -82,7 +84,7 @@ async fn a_resource_without_a_source_or_a_healthy_device_is_refused() {
 #[tokio::test]
 async fn a_repeated_request_is_answered_from_the_record_also_without_the_plugin() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     let id = daemon.plug("gpu", &gpu, &numbered(4));
     gpu.answer(env("GPU"));
     let first = daemon.allocate("a", &app(&[("gpu", 2)])).await;
@@ -98,7 +100,7 @@ async fn a_repeated_request_is_answered_from_the_record_also_without_the_plugin(
     let record = daemon.manager.allocation("uid-a").unwrap();
     daemon.stop().await;
 
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     assert_eq!(daemon.manager.allocation("uid-a").unwrap(), record);
     assert_eq!(daemon.allocate("a", &app(&[("gpu", 2)])).await, first);
     daemon.plug("gpu", &gpu, &numbered(3));
@@ -111,7 +113,7 @@ async fn a_repeated_request_is_answered_from_the_record_also_without_the_plugin(
 async fn devices_of_init_containers_are_used_again_and_those_of_sidecars_are_not() {
     use ContainerKind::{App, Init, Sidecar};
     let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     let flat: Vec<_> = (0..4).map(|n| device(&format!("dev{n}"), &[])).collect();
     daemon.plug("gpu", &gpu, &flat);
     let pod = [
@@ -127,7 +129,7 @@ async fn devices_of_init_containers_are_used_again_and_those_of_sidecars_are_not
     assert_eq!(device_ends(&outcomes), ["dev1", "dev2,dev3", "dev0", "dev0", "dev1,dev2,dev3"]);
     assert_eq!(gpu.calls().allocate.len(), 5, "once for each container");
     daemon.stop().await;
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     assert_eq!(daemon.allocate("a", &pod).await, outcomes);
 }
 
@@ -143,10 +145,147 @@ async fn the_plugin_is_called_for_a_preference_whose_unavailable_devices_are_ign
     assert_eq!(asked[1], (ids(&["dev0", "dev2"]), vec![], 1), "only those that are where it should be");
 }
 
+/// A daemon whose pods wait for devices, with a plugin that lists so many.
+fn waiting(devices: usize) -> (Home, Daemon, Arc<FakePlugin>, super::PluginId) {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start();
+    let id = daemon.plug("gpu", &gpu, &numbered(devices));
+    (home, daemon, gpu, id)
+}
+
+/// A pod was refused while the one that it replaced still had its device, where a claim waits.
+#[tokio::test]
+async fn a_pod_waits_for_devices_that_another_frees() {
+    let (_home, daemon, _, _) = waiting(2);
+    daemon.given("old", &[("gpu", 2)]).await;
+    let (wanted, more) = (app(&[("gpu", 2)]), app(&[("gpu", 1)]));
+    let mut first = std::pin::pin!(daemon.allocate("new", &wanted));
+    let mut second = std::pin::pin!(daemon.allocate("late", &more));
+    assert!(futures::poll!(&mut first).is_pending() && futures::poll!(&mut second).is_pending());
+    daemon.free("old").await.unwrap();
+    assert_eq!(device_ends(&first.await), ["dev0,dev1"]);
+    assert!(futures::poll!(&mut second).is_pending());
+    daemon.free("new").await.unwrap();
+    assert_eq!(device_ends(&second.await), ["dev0"]);
+}
+
+#[tokio::test]
+async fn a_pod_waits_for_devices_that_their_plugin_lists_as_busy() {
+    let (_home, daemon, _, id) = waiting(1);
+    daemon.manager.plugin_listed(&id, &[sick("dev0")]);
+    let wanted = app(&[("gpu", 1)]);
+    let mut pod = std::pin::pin!(daemon.allocate("a", &wanted));
+    assert!(futures::poll!(&mut pod).is_pending());
+    daemon.manager.plugin_listed(&id, &[device("dev0", &[])]);
+    assert_eq!(device_ends(&pod.await), ["dev0"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pod_waits_no_longer_than_a_claim_and_not_for_devices_that_there_are_not() {
+    let home = Home::new();
+    let daemon = home.start_with("boot-1", std::time::Duration::from_secs(5));
+    let id = daemon.plug("gpu", &FakePlugin::new(), &[sick("dev0")]);
+    let started = tokio::time::Instant::now();
+    assert_eq!(daemon.given("a", &[("gpu", 2), ("nic", 1)]).await, ["no-healthy-device", "resource-unknown"]);
+    assert_eq!(started.elapsed().as_secs(), 0);
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["no-healthy-device"]);
+    assert_eq!(started.elapsed().as_secs(), 5);
+    daemon.manager.plugin_listed(&id, &[device("dev0", &[]), sick("dev1")]);
+    assert_eq!(daemon.given("a", &[("gpu", 2)]).await, ["too-few-devices"]);
+    assert_eq!(started.elapsed().as_secs(), 10);
+    assert_eq!(daemon.commits(), 0);
+}
+
+#[tokio::test]
+async fn a_pod_that_waits_leaves_what_there_is_to_others() {
+    let (_home, daemon, _, _) = waiting(3);
+    daemon.given("old", &[("gpu", 2)]).await;
+    let both = [
+        container("one", ContainerKind::App, &[("gpu", 1)]),
+        container("two", ContainerKind::App, &[("gpu", 2)]),
+    ];
+    let mut pod = std::pin::pin!(daemon.allocate("new", &both));
+    assert!(futures::poll!(&mut pod).is_pending());
+    assert_eq!(daemon.given("small", &[("gpu", 1)]).await, ["dev2"]);
+    daemon.free("old").await.unwrap();
+    assert!(futures::poll!(&mut pod).is_pending());
+    daemon.free("small").await.unwrap();
+    assert_eq!(device_ends(&pod.await), ["dev0", "dev1,dev2"]);
+}
+
+impl Daemon {
+    /// The conditions of a resource.
+    fn conditions_of(&self, short: &str) -> Vec<String> {
+        let list = self.manager.conditions.list();
+        let of = list.iter().filter(|condition| condition.subject == resource(short).as_str());
+        of.map(|condition| condition.problem.to_string()).collect()
+    }
+}
+
+/// One lost GPU made every GetPreferredAllocation of a plugin fail, and no pod started (NVIDIA/k8s-device-plugin#2038).
+#[tokio::test(start_paused = true)]
+async fn a_preference_that_fails_refuses_no_pod_and_is_not_asked_for_a_while() {
+    let (_home, daemon, gpu) = plugged_with(FakePlugin::preferring(&["dev3"]), 8);
+    gpu.prefer(Preference::Failure);
+    assert_eq!(daemon.given("a", &[("gpu", 2)]).await, ["dev0,dev1"]);
+    let [condition] = &daemon.conditions_of("gpu")[..] else { panic!("one condition") };
+    assert!(condition.contains("GetPreferredAllocation") && condition.contains("GPU is lost"), "{condition}");
+    gpu.prefer(Preference::of(&["dev3"]));
+    assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["dev2"]);
+    assert_eq!(gpu.calls().preferred.len(), 1);
+    tokio::time::advance(std::time::Duration::from_secs(60)).await;
+    assert_eq!(daemon.given("c", &[("gpu", 1)]).await, ["dev3"]);
+    assert!(daemon.conditions_of("gpu").is_empty());
+
+    // A plugin that registers again is called at once.
+    gpu.prefer(Preference::Failure);
+    assert_eq!(daemon.given("d", &[("gpu", 1)]).await, ["dev4"]);
+    let again = FakePlugin::preferring(&["dev7"]);
+    daemon.plug("gpu", &again, &numbered(8));
+    assert!(daemon.conditions_of("gpu").is_empty());
+    assert_eq!(daemon.given("e", &[("gpu", 1)]).await, ["dev7"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_preference_that_hangs_takes_five_seconds_of_one_pod() {
+    let (_home, daemon, gpu) = plugged_with(FakePlugin::preferring(&["dev3"]), 4);
+    let started = tokio::time::Instant::now();
+    gpu.prefer(Preference::Silence);
+    for (pod, given) in [("a", "dev0"), ("b", "dev1")] {
+        assert_eq!(daemon.given(pod, &[("gpu", 1)]).await, [given]);
+        assert_eq!((started.elapsed().as_secs(), gpu.calls().preferred.len()), (5, 1));
+    }
+    assert!(daemon.conditions_of("gpu")[0].contains("did not answer in time"));
+}
+
+#[tokio::test]
+async fn of_a_preference_that_is_wrong_what_can_be_used_is_used() {
+    let (_home, daemon, gpu) = plugged_with(FakePlugin::preferring(&[]), 3);
+    let list = [device("g0", &[]), device("g1", &[]), device("g2", &[]), sick("g3")];
+    daemon.plug("gpu", &gpu, &list);
+    for (answer, size, given, fault) in [
+        (&["zz"][..], 1, "g0", Some("\"zz\" was not offered")),
+        (&["g3"], 1, "g0", Some("\"g3\" was not offered")),
+        (&["g3", "g2"], 1, "g2", Some("\"g3\" was not offered")),
+        (&["g2", "g1", "g0"], 2, "g1,g2", Some("3 devices are named, 2 are wanted")),
+        (&["g1", "g1"], 2, "g0,g1", Some("named twice")),
+        (&[], 1, "g0", None),
+        (&["g1"], 2, "g0,g1", None),
+    ] {
+        gpu.prefer(Preference::of(answer));
+        assert_eq!(daemon.given("a", &[("gpu", size)]).await, [given], "{answer:?}");
+        let conditions = daemon.conditions_of("gpu");
+        assert_eq!(conditions.len(), usize::from(fault.is_some()), "{conditions:?}");
+        assert!(fault.is_none_or(|fault| conditions[0].contains(fault)), "{conditions:?}");
+        daemon.free("a").await.unwrap();
+    }
+    assert_eq!(gpu.calls().preferred.len(), 7, "it is called each time");
+}
+
 #[tokio::test]
 async fn a_resource_that_is_refused_is_left_out_and_the_others_stay() {
     let (home, gpu, nic) = (Home::new(), FakePlugin::new(), FakePlugin::new());
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     daemon.plug("gpu", &gpu, &numbered(1));
     daemon.plug("nic", &nic, &numbered(1));
     gpu.refuse(Problem::internal("broken", "the plugin cannot"));
@@ -160,7 +299,10 @@ async fn a_resource_that_is_refused_is_left_out_and_the_others_stay() {
     daemon.free("a").await.unwrap();
     daemon.allocate("c", &app(&[("gpu", 1)])).await;
     daemon.stop().await;
-    assert!(home.start().manager.allocations().is_empty(), "a pod that was given nothing has no record");
+    assert!(
+        home.start_at_once().manager.allocations().is_empty(),
+        "a pod that was given nothing has no record"
+    );
 }
 
 #[tokio::test]
@@ -173,7 +315,7 @@ async fn an_answer_that_names_a_path_that_is_not_there_is_refused() {
     };
     gpu.answer(ContainerAllocation { mounts: vec![mount("/no/lib")], ..Default::default() });
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["allocation-path-missing"]);
-    gpu.answer(ContainerAllocation { mounts: vec![mount("/checkpoint.db")], ..Default::default() });
+    gpu.answer(ContainerAllocation { mounts: vec![mount("/dev")], ..Default::default() });
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev0"]);
 }
 
@@ -255,7 +397,7 @@ async fn hints_look_at_what_a_pod_has_and_what_its_containers_leave() {
 #[tokio::test]
 async fn hints_are_computed_while_lists_change() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     let id = daemon.plug("gpu", &gpu, &numbered(8));
     let (devices, few, many) = (daemon.manager.clone(), numbered(2), numbered(8));
     let lists = std::thread::spawn(move || {

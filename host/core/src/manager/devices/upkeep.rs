@@ -129,6 +129,7 @@ impl Manager {
         for resource in &gone {
             tracing::warn!(%resource, "a source of the resource did not come back");
             self.conditions.clear(ProblemCode::DeviceListFaulty, resource.as_str());
+            self.conditions.clear(ProblemCode::PreferenceFailed, resource.as_str());
         }
         if !gone.is_empty() {
             self.report_resources(gone);

@@ -31,7 +31,7 @@ use nodedock_model::{
     ReleaseRecord,
 };
 
-pub(crate) use fakes::{FakeDriver, FakePlugin, FakeSource, PluginCalls, Reply};
+pub(crate) use fakes::{FakeDriver, FakePlugin, FakeSource, PluginCalls, Preference, Reply};
 
 pub(crate) const GRACE: Duration = Duration::from_secs(300);
 pub(crate) const DEADLINE: Duration = Duration::from_secs(45);
@@ -129,6 +129,11 @@ impl Home {
         self.start_with(boot_id, Duration::from_secs(3600))
     }
 
+    /// The same, with a prepare that does not wait for a device.
+    pub(crate) fn start_at_once(&self) -> Daemon {
+        self.start_with("boot-1", Duration::ZERO)
+    }
+
     /// The same, with a bound for the wait of a prepare for a device.
     pub(crate) fn start_with(&self, boot_id: &str, exclusive_wait: Duration) -> Daemon {
         self.start_storing(boot_id, exclusive_wait, None)
@@ -192,7 +197,6 @@ impl Home {
                     pools: None,
                 },
                 kubelet_allocates: false,
-                host_root: self.0.path().to_owned(),
                 hardware: self.hardware(),
             },
             conditions: Conditions::new(changes.clone()),

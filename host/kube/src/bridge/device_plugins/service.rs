@@ -17,6 +17,7 @@ use crate::bridge::convert;
 use nodedock_base::grpc::{begin, status};
 use nodedock_base::tasks::Tasks;
 use nodedock_core::driver::{Call, DeviceDriver};
+use nodedock_core::manager::devices::Question;
 use nodedock_model::{Problem, ProblemCode, limit};
 
 /// Concurrent lists of one resource: a kubelet has one, or two while it registers again.
@@ -97,25 +98,32 @@ impl DevicePluginService {
         })
     }
 
-    /// What the plugin prefers, for each container.
+    /// The devices that the plugin prefers, for each container. A kubelet refuses a pod for an error, and chooses itself if there are none.
     async fn preferred_by_plugin(
         &self,
-        containers: &[wire::ContainerPreferredAllocationRequest],
+        containers: Vec<wire::ContainerPreferredAllocationRequest>,
         request_id: &Arc<str>,
-    ) -> Result<Vec<wire::ContainerPreferredAllocationResponse>, Problem> {
-        let (plugin, mut preferred) = (self.plugin().await?, Vec::new());
+    ) -> Vec<wire::ContainerPreferredAllocationResponse> {
+        let is_connected = self.plugin().await.is_ok();
+        let manager = self.resource.context.manager().ok();
+        // After a restart it may register a moment later.
+        let manager = manager.filter(|_| is_connected);
+        let mut preferred = Vec::new();
         for container in containers {
-            let wire::ContainerPreferredAllocationRequest {
-                available_device_ids: available,
-                must_include_device_ids: must_include,
-                allocation_size,
-            } = container;
-            let size = u32::try_from(*allocation_size).unwrap_or(0);
-            let call = call(request_id, limit::CLAIM_CALL_DEADLINE);
-            let device_ids = plugin.preferred_allocation(&call, available, must_include, size).await?;
+            let mut available = container.available_device_ids;
+            available.sort_unstable();
+            let size = usize::try_from(container.allocation_size).unwrap_or(0);
+            let question = Question { available, must_include: container.must_include_device_ids, size };
+            let deadline = Instant::now() + limit::CLAIM_CALL_DEADLINE;
+            let device_ids = match &manager {
+                Some(manager) => {
+                    manager.preferred(&self.resource.name, request_id, &question, deadline).await
+                }
+                None => Vec::new(),
+            };
             preferred.push(wire::ContainerPreferredAllocationResponse { device_ids });
         }
-        Ok(preferred)
+        preferred
     }
 
     async fn answer(
@@ -185,10 +193,7 @@ impl DevicePlugin for DevicePluginService {
             OfferSource::Driver(_) => {
                 containers.iter().map(|container| convert::preferred(&offer.devices, container)).collect()
             }
-            OfferSource::Plugin(_) => {
-                let preferred = self.preferred_by_plugin(&containers, &request_id).await;
-                preferred.map_err(|problem| status(&problem))?
-            }
+            OfferSource::Plugin(_) => self.preferred_by_plugin(containers, &request_id).await,
         };
         Ok(Response::new(wire::PreferredAllocationResponse { container_responses }))
     }

@@ -73,6 +73,9 @@ impl DeviceDriver for FakePlugin {
         _: u32,
     ) -> Result<Vec<String>, Problem> {
         self.note("prefer", available);
+        if available.iter().any(|id| id == "lost") {
+            return Err(Problem::internal("lost", "GPU is lost"));
+        }
         Ok(available.last().cloned().into_iter().collect())
     }
 
@@ -149,6 +152,18 @@ async fn every_call_of_the_kubelet_is_passed_on_and_so_is_every_answer() {
     node.plug(&plugin, &["a"]);
     listed(&kubelet, "a").await;
     assert_eq!(registrations(&run), 1);
+    run.drain().await;
+}
+
+/// A kubelet refuses the pod if the call fails.
+#[tokio::test]
+async fn a_preference_that_fails_is_none_for_the_kubelet() {
+    let (node, plugin) = (Node::with_grace(PATIENCE), FakePlugin::new(ALL));
+    let (kubelet, run) = (kubelet(&node).await, node.start());
+    node.plug(&plugin, &["a", "lost"]);
+    listed(&kubelet, "alost").await;
+    assert_eq!(kubelet.allocate(RESOURCE, 1).await.unwrap().ids.len(), 1);
+    assert_eq!(plugin.calls()[0], "prefer a,lost");
     run.drain().await;
 }
 

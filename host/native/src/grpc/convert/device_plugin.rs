@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use nodedock_proto::kubelet::device_plugin::v1beta1 as wire;
+use nodedock_proto::prost::bytes::{Buf, BufMut};
+use nodedock_proto::prost::encoding::{DecodeContext, WireType, skip_field};
+use nodedock_proto::prost::{DecodeError, Message};
 
 use super::{at_most, shown, unique};
 use nodedock_core::driver::DeviceOptions;
@@ -26,10 +29,51 @@ pub(in crate::grpc) fn options(options: wire::DevicePluginOptions) -> DeviceOpti
     }
 }
 
+/// A list as it is read. Devices beyond the bound are counted and not decoded, so that an absurd message costs little memory.
+#[derive(Debug, Default)]
+pub(in crate::grpc) struct List {
+    list: wire::ListAndWatchResponse,
+    beyond: usize,
+}
+
+impl List {
+    pub(in crate::grpc) fn wire(&self) -> &wire::ListAndWatchResponse {
+        &self.list
+    }
+}
+
+impl Message for List {
+    fn encode_raw(&self, buffer: &mut impl BufMut) {
+        self.list.encode_raw(buffer);
+    }
+
+    fn merge_field(
+        &mut self,
+        tag: u32,
+        wire_type: WireType,
+        buffer: &mut impl Buf,
+        context: DecodeContext,
+    ) -> Result<(), DecodeError> {
+        if self.list.devices.len() < LISTED_DEVICES_MAX {
+            return self.list.merge_field(tag, wire_type, buffer, context);
+        }
+        self.beyond += 1;
+        skip_field(wire_type, tag, buffer, context)
+    }
+
+    fn encoded_len(&self) -> usize {
+        self.list.encoded_len()
+    }
+
+    fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
 /// Converts a list unchecked: the device manager selects the valid devices and reports the others.
-pub(in crate::grpc) fn listed(list: wire::ListAndWatchResponse) -> Result<Arc<[PluginDevice]>, String> {
-    at_most("devices", list.devices.len(), LISTED_DEVICES_MAX)?;
-    Ok(list.devices.into_iter().map(listed_device).collect())
+pub(in crate::grpc) fn listed(list: List) -> Result<Arc<[PluginDevice]>, String> {
+    at_most("devices", list.list.devices.len() + list.beyond, LISTED_DEVICES_MAX)?;
+    Ok(list.list.devices.into_iter().map(listed_device).collect())
 }
 
 fn listed_device(device: wire::Device) -> PluginDevice {
@@ -95,7 +139,8 @@ fn env(envs: BTreeMap<String, String>) -> Result<BTreeMap<String, String>, Strin
             return Err(format!("envs: {} is not the name of a variable", shown(name)));
         }
         let what = format!("envs: the value of {}", shown(name));
-        bytes(&what, value, ALLOCATION_ENV_BYTES_MAX)?;
+        bytes(&what, value, ALLOCATION_ENV_BYTES_MAX)
+            .map_err(|why| format!("{why} (Linux starts no program with another, execve(2))"))?;
     }
     Ok(envs)
 }
@@ -124,7 +169,10 @@ fn mount(mount: wire::Mount) -> Result<AllocationMount, String> {
 
 fn device_node(node: wire::DeviceSpec) -> Result<AllocationNode, String> {
     if !is_node_permissions(&node.permissions) {
-        return Err(format!("permissions {} are not a subset of rwm", shown(&node.permissions)));
+        return Err(format!(
+            "permissions {} are not one or more of r, w, m, each once",
+            shown(&node.permissions)
+        ));
     }
     Ok(AllocationNode {
         host_path: path("host_path", &node.host_path)?,

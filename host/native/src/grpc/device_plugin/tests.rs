@@ -226,7 +226,7 @@ async fn a_hundred_thousand_devices_are_taken_and_a_message_that_is_too_long_end
     let mut following = bench.driver.follow("r-1".into());
     bench.plugin.list((0..100_000).map(|index| Device::healthy(&format!("device-{index}"))).collect());
     assert_eq!(next_list(&mut following).await.len(), 100_000);
-    bench.plugin.list((0..300_000).map(|index| Device::healthy(&format!("device-{index}"))).collect());
+    bench.plugin.list((0..140_000).map(|index| Device::healthy(&format!("device-{index:0500}"))).collect());
     assert_eq!(following.end.await.unwrap().code, "driver-answer-too-large");
 }
 
@@ -236,7 +236,7 @@ async fn a_list_that_breaks_a_rule_ends_the_stream_with_the_rule() {
     bench.plugin.list_raw(vec![Default::default(); limit::LISTED_DEVICES_MAX + 1]);
     let problem = bench.driver.follow("r-1".into()).end.await.unwrap();
     assert_eq!(problem.code, "driver-answer-not-valid");
-    assert!(problem.message.contains("163841 devices, at most 163840"), "{problem}");
+    assert!(problem.message.contains("1048577 devices, at most 1048576"), "{problem}");
 }
 
 #[tokio::test]

@@ -78,7 +78,7 @@ struct Node {
 impl Node {
     fn new() -> Self {
         let (home, gpu) = (Home::new(), FakePlugin::preferring(&["dev4", "dev2"]));
-        let daemon = home.start();
+        let daemon = home.start_at_once();
         let node = Self { home, daemon, gpu, healthy: 0xff, answered: BTreeMap::new() };
         node.plug();
         node
@@ -157,7 +157,7 @@ impl Node {
     async fn restart(&mut self) {
         let before = self.daemon.manager.allocations();
         self.daemon.checkpoint().close().await;
-        let next = self.home.start();
+        let next = self.home.start_at_once();
         let old = std::mem::replace(&mut self.daemon, next);
         drop(old);
         let after = self.daemon.manager.allocations();

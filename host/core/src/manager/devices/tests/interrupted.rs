@@ -27,7 +27,7 @@ async fn a_crash_before_the_answer_leaves_an_intent_that_is_called_again_with_th
     let lost = crash_in_allocate(&daemon, &gpu).await;
     assert_eq!(lost, ["checkpoint-unavailable"], "nothing is answered that is not durable");
 
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     let found = daemon.manager.allocation("uid-a").unwrap();
     assert!(!found.entries[0].is_complete());
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["no-healthy-device"], "its plugin is not back yet");
@@ -44,7 +44,7 @@ async fn a_crash_before_the_answer_leaves_an_intent_that_is_called_again_with_th
 async fn an_intent_whose_device_is_not_healthy_any_more_is_unprepared_for_another() {
     let (home, daemon, gpu) = plugged(2);
     crash_in_allocate(&daemon, &gpu).await;
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     daemon.plug("gpu", &gpu, &[sick("dev0"), device("dev1", &[])]);
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["devices-unhealthy"]);
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev1"]);
@@ -62,13 +62,13 @@ async fn no_plugin_is_called_while_the_checkpoint_accepts_nothing() {
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev0"], "what is durable is answered");
     assert_eq!(daemon.free("a").await.unwrap_err().code, "checkpoint-unavailable");
     assert_eq!(daemon.view("gpu").unwrap().devices[0].pods.len(), 1, "it is free after the commit only");
-    assert_eq!(home.start().manager.allocations().len(), 1);
+    assert_eq!(home.start_at_once().manager.allocations().len(), 1);
 }
 
 #[tokio::test]
 async fn a_plugin_that_hangs_holds_up_its_own_resource_and_only_until_the_deadline() {
     let (home, gpu, nic) = (Home::new(), FakePlugin::preferring(&[]), FakePlugin::new());
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     daemon.plug("gpu", &gpu, &numbered(4));
     daemon.plug("nic", &nic, &numbered(4));
     gpu.shut(true);
@@ -78,7 +78,7 @@ async fn a_plugin_that_hangs_holds_up_its_own_resource_and_only_until_the_deadli
         gpu.called(|calls| calls.preferred.len() == 1).await;
         let given = daemon.allocate("c", &other).await;
         let meanwhile = (device_ends(&given), nic.calls().allocate.len(), gpu.calls().preferred.len());
-        // From here the clock runs to the deadline by itself.
+        // From here the clock runs by itself: to the deadline of the preference, and of the call after it.
         pause();
         meanwhile
     };
@@ -87,7 +87,7 @@ async fn a_plugin_that_hangs_holds_up_its_own_resource_and_only_until_the_deadli
     assert_eq!(others, (vec!["dev1".to_owned()], 1, 1), "while the first still waits");
     assert_eq!(device_ends(&first), ["driver-deadline", "dev0"]);
     assert!(matches!(device_ends(&second)[0].as_str(), "resource-busy" | "driver-deadline"), "{second:?}");
-    assert!(began.elapsed() < DEADLINE + Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(began.elapsed() < DEADLINE + Duration::from_secs(10), "{:?}", began.elapsed());
     gpu.shut(false);
     assert_eq!(device_ends(&daemon.allocate("b", &one).await), ["dev0"], "nothing of what failed is kept");
 }
@@ -127,7 +127,7 @@ async fn a_pod_that_leaves_during_a_plugin_call_takes_nothing_from_the_pod_that_
 #[tokio::test]
 async fn devices_that_become_unhealthy_during_a_plugin_call_are_not_allocated() {
     let (home, gpu) = (Home::new(), FakePlugin::preferring(&["dev0"]));
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     let id = daemon.plug("gpu", &gpu, &numbered(2));
     gpu.shut(true);
     let wanted = app(&[("gpu", 1)]);

@@ -15,7 +15,7 @@ fn gone(daemon: &Daemon, id: &PluginId) {
 #[tokio::test]
 async fn a_plugin_that_registers_again_has_the_devices_that_it_lists_then() {
     let (home, first, second) = (Home::new(), FakePlugin::new(), FakePlugin::new());
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     daemon.plug("gpu", &first, &numbered(2));
     assert_eq!(daemon.counts("gpu"), Some((2, 2)));
     daemon.allocate("a", &app(&[("gpu", 1)])).await;
@@ -34,7 +34,7 @@ async fn a_plugin_that_registers_again_has_the_devices_that_it_lists_then() {
 #[tokio::test]
 async fn capacity_counts_all_devices_and_allocatable_the_healthy_ones() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     let id = daemon.plug("gpu", &gpu, &[device("a", &[]), device("b", &[]), sick("c")]);
     daemon.plug("nic", &FakePlugin::new(), &[device("a", &[])]);
     assert_eq!((daemon.counts("gpu"), daemon.counts("nic")), (Some((3, 2)), Some((1, 1))));
@@ -50,7 +50,7 @@ async fn capacity_counts_all_devices_and_allocatable_the_healthy_ones() {
 #[tokio::test]
 async fn a_resource_without_its_plugin_has_no_healthy_device_and_goes_after_a_time() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     daemon.start_devices();
     let id = daemon.plug("gpu", &gpu, &numbered(2));
     pause();
@@ -79,7 +79,7 @@ async fn a_resource_of_records_is_remembered_for_a_time() {
     daemon.allocate("a", &app(&[("gpu", 1)])).await;
     daemon.stop().await;
 
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     daemon.start_devices();
     let view = daemon.view("gpu").unwrap();
     assert_eq!((view.source, view.active, view.devices.len()), (ResourceSource::Remembered, false, 0));
@@ -94,7 +94,7 @@ async fn a_resource_of_records_is_remembered_for_a_time() {
 #[tokio::test]
 async fn a_plugin_that_was_replaced_does_the_newer_one_no_harm() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     let old = daemon.plug("gpu", &gpu, &numbered(1));
     let new = daemon.plug("gpu", &gpu, &numbered(2));
     gone(&daemon, &old);
@@ -108,7 +108,7 @@ async fn a_plugin_that_was_replaced_does_the_newer_one_no_harm() {
 #[tokio::test]
 async fn a_faulty_list_is_a_condition_until_a_good_one_comes() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     let id = daemon.plug("gpu", &gpu, &[device("a", &[]), device("a", &[]), device("", &[])]);
     assert_eq!(
         (daemon.counts("gpu"), daemon.condition_codes()),
@@ -121,7 +121,7 @@ async fn a_faulty_list_is_a_condition_until_a_good_one_comes() {
 #[tokio::test]
 async fn health_that_flaps_is_reported_once_per_period() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     pause();
     daemon.start_devices();
     let (mut changes, mut followed) = (daemon.manager.changes.listen(), daemon.manager.device_changes());
@@ -147,7 +147,7 @@ async fn health_that_flaps_is_reported_once_per_period() {
 #[tokio::test]
 async fn of_two_sources_of_one_name_the_first_keeps_it_until_it_is_gone() {
     let (home, gpu) = (Home::new(), FakePlugin::new());
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     daemon.start_devices();
     let id = daemon.plug("gpu", &gpu, &numbered(1));
     let pools = super::pools::published("gpu", &[("0", &[]), ("1", &[])]);

@@ -33,7 +33,7 @@ pub(super) fn published(short: &str, devices: &[(&str, &[u32])]) -> watch::Sende
 
 /// A daemon with the pool of `gpu.example.com`.
 async fn start(home: &Home, pools: &watch::Sender<Arc<Published>>) -> Daemon {
-    let daemon = home.start();
+    let daemon = home.start_at_once();
     daemon.start_devices();
     daemon.serve_any(&driver("gpu"), DriverKind::Wasm, None, Some(pools.subscribe()), "");
     daemon.until(|daemon| daemon.view("gpu").is_some_and(|view| view.active)).await;
@@ -145,7 +145,7 @@ async fn a_device_that_a_claim_took_meanwhile_is_chosen_again() {
     assert_eq!(request("main").await.unwrap_err().code, "too-few-devices");
     assert!(daemon.manager.allocation("uid-a").is_none(), "what cannot be had is not kept");
     daemon.stop().await;
-    assert!(home.start().manager.allocations().is_empty());
+    assert!(home.start_at_once().manager.allocations().is_empty());
 }
 
 #[tokio::test]

@@ -253,13 +253,33 @@ pub(crate) struct PluginCalls {
     pub(crate) pre_start: Vec<Vec<String>>,
 }
 
+/// The outcome of a call for a preference.
+#[derive(Clone)]
+pub(crate) enum Preference {
+    Devices(Vec<String>),
+    Failure,
+    Silence,
+}
+
+impl Preference {
+    pub(crate) fn of(ids: &[&str]) -> Self {
+        Self::Devices(crate::manager::devices::fixtures::ids(ids))
+    }
+}
+
+impl Default for Preference {
+    fn default() -> Self {
+        Self::Devices(Vec::new())
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct FakePlugin {
     options: Mutex<DeviceOptions>,
     /// The problems of the next calls of Allocate; a call that is to panic has none.
     refusals: Mutex<Vec<Option<Problem>>>,
     answer: Mutex<ContainerAllocation>,
-    prefers: Mutex<Vec<String>>,
+    prefers: Mutex<Preference>,
     calls: watch::Sender<PluginCalls>,
     /// Calls wait while it is shut.
     shut: watch::Sender<bool>,
@@ -273,8 +293,12 @@ impl FakePlugin {
     pub(crate) fn preferring(ids: &[&str]) -> Arc<Self> {
         let plugin = Self::new();
         plugin.options.lock().unwrap().preferred_allocation_available = true;
-        *plugin.prefers.lock().unwrap() = crate::manager::devices::fixtures::ids(ids);
+        plugin.prefer(Preference::of(ids));
         plugin
+    }
+
+    pub(crate) fn prefer(&self, preference: Preference) {
+        *self.prefers.lock().unwrap() = preference;
     }
 
     pub(crate) fn wanting_pre_start() -> Arc<Self> {
@@ -343,7 +367,12 @@ impl DeviceDriver for FakePlugin {
         self.calls
             .send_modify(|calls| calls.preferred.push((available.to_vec(), must_include.to_vec(), size)));
         self.pass().await;
-        Ok(self.prefers.lock().unwrap().clone())
+        let preference = self.prefers.lock().unwrap().clone();
+        match preference {
+            Preference::Devices(ids) => Ok(ids),
+            Preference::Failure => Err(Problem::internal("lost", "GPU is lost")),
+            Preference::Silence => std::future::pending().await,
+        }
     }
 
     async fn pre_start(&self, _: &Call, device_ids: &[String]) -> Result<(), Problem> {

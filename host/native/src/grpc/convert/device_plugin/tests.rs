@@ -1,6 +1,5 @@
 use super::*;
-use nodedock_model::limit::PLUGIN_ANSWER_BYTES_MAX;
-use nodedock_proto::prost::Message;
+use nodedock_model::limit::{PLUGIN_LIST_BYTES_MAX, RESOURCE_DEVICES_MAX};
 
 fn device(id: &str, health: &str, nodes: &[i64]) -> wire::Device {
     let nodes: Vec<_> = nodes.iter().map(|id| wire::NumaNode { id: *id }).collect();
@@ -8,7 +7,8 @@ fn device(id: &str, health: &str, nodes: &[i64]) -> wire::Device {
 }
 
 fn list(devices: Vec<wire::Device>) -> Result<Arc<[PluginDevice]>, String> {
-    listed(wire::ListAndWatchResponse { devices })
+    let message = wire::ListAndWatchResponse { devices }.encode_to_vec();
+    listed(List::decode(message.as_slice()).map_err(|error| error.to_string())?)
 }
 
 fn answer(change: impl FnOnce(&mut wire::ContainerAllocateResponse)) -> Result<ContainerAllocation, String> {
@@ -47,15 +47,17 @@ fn what_is_odd_in_a_list_is_passed_on_for_the_device_manager_to_show() {
 }
 
 #[test]
-fn a_full_message_of_ordinary_devices_is_within_the_bound() {
-    let devices: Vec<_> = (0..LISTED_DEVICES_MAX)
-        .map(|n| {
-            let id = format!("gpu-{n:012}");
-            wire::Device { id, health: HEALTHY.into(), topology: None }
-        })
-        .collect();
-    let list = wire::ListAndWatchResponse { devices };
-    assert!(list.encoded_len() > PLUGIN_ANSWER_BYTES_MAX);
+fn real_lists_fit_and_devices_beyond_the_bound_are_not_decoded() {
+    // One ID for each MiB of the memory of some devices.
+    let id = |n: usize| format!("GPU-8f6d2c1e-0b1c-4f5e-9a7b-{n:012}");
+    let devices = (0..RESOURCE_DEVICES_MAX).map(|n| device(&id(n), HEALTHY, &[]));
+    let full = wire::ListAndWatchResponse { devices: devices.collect() };
+    assert!(full.encoded_len() < PLUGIN_LIST_BYTES_MAX, "{}", full.encoded_len());
+    let message = wire::ListAndWatchResponse { devices: vec![Default::default(); LISTED_DEVICES_MAX + 3] };
+    let read = List::decode(message.encode_to_vec().as_slice()).unwrap();
+    assert_eq!(read.wire().devices.len(), LISTED_DEVICES_MAX);
+    let why = listed(read).unwrap_err();
+    assert!(why.contains("1048579 devices, at most 1048576"), "{why}");
 }
 
 #[test]
