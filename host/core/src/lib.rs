@@ -11,6 +11,7 @@ pub mod driver;
 pub mod edit_sources;
 pub mod hardware;
 pub mod manager;
+pub mod pools;
 pub mod recording;
 pub mod registry;
 pub mod standard_attributes;

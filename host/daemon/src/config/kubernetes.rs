@@ -87,7 +87,7 @@ pub struct KubernetesConfig {
 pub enum SettingsError {
     #[error("--kubernetes needs the name of this node as the API server has it")]
     NoNodeName,
-    #[error("{name:?} is not the name of a Kubernetes node: {rule}")]
+    #[error("{name:?} is not the name of a node: {rule}")]
     NodeName { name: String, rule: String },
     #[error("the kubelet's root directory {0:?} is not an absolute path")]
     KubeletRoot(PathBuf),
@@ -112,7 +112,7 @@ impl SettingsError {
     pub fn hint(&self) -> &'static str {
         match self {
             Self::NoNodeName | Self::NodeName { .. } => {
-                "give --node-name; in a pod, NODEDOCK_NODE_NAME from the field spec.nodeName"
+                "give --node-name (nodeName in the config); in a pod, NODEDOCK_NODE_NAME from the field spec.nodeName"
             }
             Self::KubeletRoot(_) => "give --kubelet-root the value of the kubelet's --root-dir",
             Self::Pod(_) => {
