@@ -32,7 +32,7 @@ use nodedock_base::batches::Batches;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
-    ApiObject, ClaimRecord, ClaimValues, NameRecord, PodAllocation, PodRecord, ReleaseRecord, Uid,
+    ApiObject, ClaimRecord, ClaimValues, NameRecord, NodeRecord, PodAllocation, PodRecord, ReleaseRecord, Uid,
 };
 
 pub use database::StoreError;
@@ -66,6 +66,7 @@ pub enum Change {
     DeleteObject(Uid),
     PutName(Arc<NameRecord>),
     DeleteName(Uid),
+    PutNode(Arc<NodeRecord>),
 }
 
 /// Handle to the checkpoint. Clones write to the same file, which is closed when the last one is dropped.

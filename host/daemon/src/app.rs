@@ -6,6 +6,7 @@ pub(crate) mod directories;
 mod handover;
 pub(crate) mod hardware;
 pub(crate) mod local;
+mod node_name;
 mod reload;
 mod state;
 
@@ -264,14 +265,17 @@ impl Sockets {
 impl Built {
     async fn open(mut config: Config, boot_id: String) -> Result<Self> {
         config.hardware = config.hardware.clone().with_own_directories(config.never_mounted());
-        let (paths, changes, tasks) = (&config.paths, Changes::default(), DaemonTasks::default());
-        directories::prepare(paths)?;
-        let node = NodeFacts { name: config.node.name.to_string(), boot_id };
+        let (changes, tasks) = (Changes::default(), DaemonTasks::default());
+        directories::prepare(&config.paths)?;
         let started_ms = now_ms();
         let conditions = Conditions::new(changes.clone());
+        let paths = &config.paths;
         let cdi = CdiDir::open_with(&paths.cdi, &paths.cdi_spec_dirs, &paths.identity(), config.cdi_access)?;
-        let opened = state::open(&paths.checkpoint, &cdi, &conditions)?;
+        let mut opened = state::open(&paths.checkpoint, &cdi, &conditions)?;
         failpoint::pass(Point::Recovered);
+        let name = node_name::settle(&config.node, &mut opened.dump, &opened.checkpoint, &conditions).await?;
+        config.rename_node(&name);
+        let (paths, node) = (&config.paths, NodeFacts { name: name.to_string(), boot_id });
         let unreadable = opened.dump.unreadable_claims();
         let unreadable_names = opened.dump.unreadable_names();
         let table = ClaimTable::new(opened.dump.claims, opened.dump.pods).with_unreadable(unreadable);

@@ -209,6 +209,7 @@ pub enum ProblemCode {
     NoSuchPod,
     NoSuchPool,
     NoValue,
+    NodeNameKept,
     NodeObjectMissing,
     NodeObjectUnreadable,
     NominatedPodsUnreadable,

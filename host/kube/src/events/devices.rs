@@ -87,8 +87,9 @@ mod tests {
         });
         let mut events: Vec<_> = events.collect();
         events.sort();
-        let note =
-            |device: &str| format!("device node-1/gpus/{device} of driver gpu.example.com is unhealthy: it is hot");
+        let note = |device: &str| {
+            format!("device node-1/gpus/{device} of driver gpu.example.com is unhealthy: it is hot")
+        };
         let expected = [
             format!("Node node-1: {}", note("gpu-1")),
             format!("Node node-1: {}", note("gpu-2")),
