@@ -1,14 +1,17 @@
 //! The names of this node's pools, as users, exporters and the API have them: `NODE/POOL`.
 //!
-//! Drivers, the checkpoint and the manager have the names that drivers give, `POOL`. Whoever takes a claim from outside or shows a pool translates
-//! here, and nowhere else. A native plugin that publishes its own pools names them itself, and its names are the same on both sides.
+//! Drivers, the checkpoint and the manager have the names that drivers give, `POOL`. Code that takes a claim from outside or shows a
+//! pool translates here, and nowhere else. A native plugin that publishes its own pools names them itself, and its names are the same on both sides.
 //! Decides on names alone, and never whether there is such a pool.
 
 use async_trait::async_trait;
 
 use crate::manager::claims::source::ClaimSource;
 use crate::registry::Registry;
-use nodedock_model::{AllocatedDevice, Claim, DriverName, ObjectName, PoolName, PoolNames, Problem, Uid};
+use nodedock_model::{
+    AllocatedDevice, Claim, ClaimRecord, DriverKind, DriverName, ObjectName, PoolName, PoolNames, Problem,
+    Uid,
+};
 
 /// The pools of this node's drivers.
 #[derive(Clone)]
@@ -34,7 +37,27 @@ impl NodePools {
         if self.is_native(driver) { pool.clone() } else { self.names.shown(pool) }
     }
 
-    /// Returns the same of a device, `POOL/DEVICE`.
+    /// Returns the same of a pool that a claim has devices of. After a restart the record says which drivers publish themselves until they are
+    /// back.
+    pub fn published_in(&self, claim: &ClaimRecord, driver: &DriverName, pool: &PoolName) -> PoolName {
+        let by = claim.drivers.get(driver).and_then(|part| part.by.as_ref());
+        let recorded = || by.map(|by| by.kind == DriverKind::Grpc && !by.lists);
+        let is_native = self.registry.serving_publishes_itself(driver).or_else(recorded);
+        if is_native.unwrap_or_else(|| self.is_native(driver)) {
+            pool.clone()
+        } else {
+            self.names.shown(pool)
+        }
+    }
+
+    /// Returns a driver's devices of a claim, as `NODE/POOL/DEVICE`.
+    pub fn devices_of(&self, claim: &ClaimRecord, driver: &DriverName) -> Vec<String> {
+        let device =
+            |of: &AllocatedDevice| format!("{}/{}", self.published_in(claim, driver, &of.pool), of.device);
+        claim.allocation.of_driver(driver).map(device).collect()
+    }
+
+    /// Returns the name of a recorded device, `POOL/DEVICE`, of a claim that is gone.
     pub fn published_device(&self, driver: &DriverName, pool_and_device: &str) -> String {
         let parts = pool_and_device.rsplit_once('/').and_then(|(pool, device)| {
             let pool = PoolName::new(pool).ok()?;
@@ -86,7 +109,7 @@ mod tests {
     use super::*;
     use nodedock_base::changes::Changes;
     use nodedock_base::conditions::Conditions;
-    use nodedock_model::{Allocation, DeviceName, DriverKind, ObjectRef};
+    use nodedock_model::{Allocation, ClaimState, DeviceName, ObjectRef, PreparedBy};
 
     fn pools() -> NodePools {
         let registry = Registry::new(Changes::default(), Conditions::default(), None);
@@ -132,6 +155,25 @@ mod tests {
         ] {
             assert_eq!(localized(&pools, driver, named), own, "{driver}/{named}");
         }
+    }
+
+    /// Just after a restart no plugin is registered, and its claims were listed under pools that no driver has.
+    #[test]
+    fn a_record_says_whose_pools_are_published_until_the_driver_is_back() {
+        let (pools, absent) = (pools(), DriverName::new("absent.dev").unwrap());
+        let pool = PoolName::new("nics").unwrap();
+        let mut record =
+            ClaimRecord::new(ObjectRef::new("default", "c", "u").unwrap(), ClaimState::Prepared, "boot");
+        let mut named = |by: Option<PreparedBy>| {
+            record.drivers.entry(absent.clone()).or_default().by = by;
+            pools.published_in(&record, &absent, &pool).to_string()
+        };
+        let by =
+            |kind, lists| Some(PreparedBy { kind, version: String::new(), digest: String::new(), lists });
+        assert_eq!(named(by(DriverKind::Grpc, false)), "nics");
+        assert_eq!(named(by(DriverKind::Grpc, true)), "node-1/nics");
+        assert_eq!(named(by(DriverKind::Wasm, false)), "node-1/nics");
+        assert_eq!(named(None), "node-1/nics");
     }
 
     #[test]

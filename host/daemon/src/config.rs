@@ -228,8 +228,9 @@ impl Config {
 }
 
 impl Config {
-    /// Names the node otherwise.
-    pub(crate) fn rename_node(&mut self, name: &ObjectName) {
+    /// Gives the node the name that it has.
+    pub(crate) fn rename_node(&mut self, name: Option<&ObjectName>) {
+        let Some(name) = name else { return };
         self.node.name = name.clone();
         self.local_api.iter_mut().for_each(|local| local.node = name.clone());
         self.kubernetes.iter_mut().for_each(|kubernetes| kubernetes.node_name = name.clone());

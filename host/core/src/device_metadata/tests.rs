@@ -101,7 +101,7 @@ fn a_file_has_each_version_of_the_api_with_attributes_of_every_type() {
         "apiVersion": "metadata.resource.k8s.io/v1beta1",
         "metadata": {"name": "one", "namespace": "default", "uid": "uid-one", "generation": 1},
         "requests": [{"name": "0", "devices": [{
-            "driver": "gpu.example.com", "pool": "pool", "name": "0",
+            "driver": "gpu.example.com", "pool": "node-1/pool", "name": "0",
             "attributes": {
                 "cores": {"int": 8}, "ecc": {"bool": true}, "model": {"string": "Z100"}, "firmware": {"version": "1.2.3"},
                 "lanes": {"ints": [1, 2]}, "modes": {"bools": [false]}, "links": {"strings": ["a\"b"]},

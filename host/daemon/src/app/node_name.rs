@@ -8,14 +8,13 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 
 use crate::config::NodeName;
 use nodedock_base::clock::now_ms;
 use nodedock_base::conditions::Conditions;
-use nodedock_base::error::chain;
-use nodedock_core::checkpoint::{Change, Checkpoint, Dump};
+use nodedock_core::checkpoint::{Change, Dump};
 use nodedock_model::{
     ApiObject, DELETED_REVISION_KEY, NodeRecord, ObjectName, PoolName, PoolNames, Problem, ProblemCode, Uid,
 };
@@ -62,13 +61,8 @@ impl fmt::Display for RenameRefused {
     }
 }
 
-/// Decides on the name and makes it durable. Returns it, and leaves nothing of a former name in the dump.
-pub(super) async fn settle(
-    wanted: &NodeName,
-    dump: &mut Dump,
-    checkpoint: &Checkpoint,
-    conditions: &Conditions,
-) -> Result<ObjectName> {
+/// Decides on the name, which the dump has then with nothing of a former one, and returns what changes in the checkpoint.
+pub(super) fn settle(wanted: &NodeName, dump: &mut Dump, conditions: &Conditions) -> Result<Vec<Change>> {
     let recorded = dump.node.as_ref().map(|record| record.name.clone());
     let known = recorded.clone().map_or_else(|| names_of_own_nodes(&dump.objects), |name| vec![name]);
     let name = match decide(wanted, known.first(), claims_with_devices(dump)) {
@@ -80,29 +74,22 @@ pub(super) async fn settle(
         Decision::Refuse(refused) => return Err(refused.into()),
     };
     if recorded.as_ref() == Some(&name) {
-        return Ok(name);
+        return Ok(Vec::new());
     }
     let former: Vec<_> = known.into_iter().filter(|known| *known != name).collect();
+    former.iter().for_each(|former| tracing::info!(%former, %name, "the node has another name"));
     let (removed, revision) = removed(&dump.objects, &former);
-    let record = NodeRecord::new(name.clone(), now_ms());
+    let record = NodeRecord::new(name, now_ms());
     let mut changes = vec![Change::PutNode(Arc::new(record.clone()))];
     changes.extend(removed.iter().cloned().map(Change::DeleteObject));
     changes.extend(revision.iter().cloned().map(|revision| Change::PutObject(Arc::new(revision))));
-    match checkpoint.commit(changes).await {
-        // A disk that takes no writes is a condition, and the next start writes the name.
-        Err(error) if former.is_empty() => {
-            tracing::warn!(error = chain(&error), "the name of the node is not stored");
-        }
-        done => done.with_context(|| format!("store the name {:?} of this node", name.as_str()))?,
-    }
-    former.iter().for_each(|former| tracing::info!(%former, %name, "the node has another name"));
     dump.objects.retain(|object| !removed.contains(&object.uid));
     if let Some(revision) = revision {
         dump.objects.retain(|object| object.uid != revision.uid);
         dump.objects.push(revision);
     }
     dump.node = Some(record);
-    Ok(name)
+    Ok(changes)
 }
 
 /// `claims`: those with devices under the known name.
@@ -209,7 +196,7 @@ mod tests {
     }
 
     fn slice(of: &str) -> ApiObject {
-        object("resourceslices", &format!("slice-{of}"), json!({ "spec": { "nodeName": of } }))
+        object("resourceslices", &format!("slice{of}"), json!({ "spec": { "nodeName": of } }))
     }
 
     fn claim(of: &str, pool: Option<&str>) -> ApiObject {
@@ -270,14 +257,22 @@ mod tests {
         wanted: &NodeName,
         more: Vec<ApiObject>,
     ) -> (Result<String>, Dump, Conditions) {
-        let opened = checkpoint::open(path).unwrap();
-        let (mut dump, conditions) = (opened.dump, Conditions::default());
-        let puts = more.iter().cloned().map(|object| Change::PutObject(Arc::new(object))).collect();
-        opened.checkpoint.commit(puts).await.unwrap();
-        dump.objects.extend(more);
-        let named = settle(wanted, &mut dump, &opened.checkpoint, &conditions).await;
-        opened.checkpoint.close().await;
-        (named.map(|name| name.to_string()), dump, conditions)
+        let before = checkpoint::open(path).unwrap().checkpoint;
+        let puts = more.into_iter().map(|object| Change::PutObject(Arc::new(object))).collect();
+        before.commit(puts).await.unwrap();
+        before.close().await;
+        let conditions = Conditions::default();
+        let opened = checkpoint::open_or_recover(
+            path,
+            || Ok(Vec::new()),
+            |dump: &mut Dump| settle(wanted, dump, &conditions),
+        );
+        let named = opened.map(|opened| (opened.dump.node.as_ref().unwrap().name.to_string(), opened.dump));
+        let (named, dump) = match named {
+            Ok((name, dump)) => (Ok(name), dump),
+            Err(error) => (Err(error), Dump::default()),
+        };
+        (named, dump, conditions)
     }
 
     #[tokio::test]
@@ -297,7 +292,7 @@ mod tests {
         assert_eq!((renamed.unwrap(), conditions.list().len()), ("new".to_owned(), 0));
         let mut left: Vec<_> = dump.objects.iter().map(|object| object.uid.to_string()).collect();
         left.sort();
-        assert_eq!(left, ["claim-waits", DELETED_REVISION_KEY, "slice-", "slice-new"]);
+        assert_eq!(left, ["claim-waits", DELETED_REVISION_KEY, "slice", "slicenew"]);
         let mut stored = checkpoint::open(&path).unwrap().dump;
         stored.objects.sort_by(|a, b| a.uid.cmp(&b.uid));
         let revision = stored.objects.iter().find(|object| object.uid.as_str() == DELETED_REVISION_KEY);

@@ -59,7 +59,7 @@ pub(super) struct UnprepareArgs {
 }
 
 pub(super) async fn prepare(location: &Location, args: PrepareArgs) -> Result<()> {
-    let Objects { mut claims, pods } = match &args.pod {
+    let Objects { mut claims, mut pods } = match &args.pod {
         Some(pod) if !args.claim.is_empty() => compose_with(&args.namespace, pod, &args.claim)?,
         Some(pod) => compose(&args.namespace, pod, &args.device, "")?,
         None => read(&args.filename)?,
@@ -67,7 +67,7 @@ pub(super) async fn prepare(location: &Location, args: PrepareArgs) -> Result<()
     let mut client = connect(location).await?;
     if let Some(pod) = args.pod.as_ref().filter(|_| !args.device.is_empty()) {
         let node = client.get_node(v1::GetNodeRequest {}).await?.into_inner().name;
-        claims = compose(&args.namespace, pod, &args.device, &node)?.claims;
+        Objects { claims, pods } = compose(&args.namespace, pod, &args.device, &node)?;
     }
     if args.device.len() > 1 {
         let adapters = client.list_adapters(v1::ListAdaptersRequest {}).await?.into_inner().adapters;
@@ -218,7 +218,7 @@ fn uid(text: &str) -> Uid {
 
 /// Parses DRIVER/[NODE/]POOL/DEVICE. Names of pools may have slashes, those of drivers and devices may not.
 fn device(index: usize, text: &str) -> Result<AllocatedDevice, CliError> {
-    let hint = "a device is named as DRIVER/NODE/POOL/DEVICE, or without this node; `nodedock get devices` lists them";
+    let hint = "a device is named as DRIVER/POOL/DEVICE, and a pool as NODE/POOL, or POOL on this node; `nodedock get devices` lists them";
     let parts = text.split_once('/').and_then(|(driver, rest)| Some((driver, rest.rsplit_once('/')?)));
     let Some((driver, (pool, device))) = parts else {
         return Err(CliError::usage(format!("{text:?} is not the name of a device"), hint));

@@ -47,7 +47,7 @@ mod tests {
             ("ip-10-0-131-7.eu-central-1.compute.internal", "ip-10-0-131-7.eu-central-1.compute.internal"),
             ("(none)", "none"),
             ("-a..b-.", "a.b"),
-            ("größe", "gr-e"),
+            ("größe", "gr--e"),
             ("", UNNAMED),
             ("...", UNNAMED),
             ("___", UNNAMED),

@@ -46,11 +46,6 @@ fn kubelet_hold(claim: &ClaimRecord) -> Option<v1::KubeletHold> {
     })
 }
 
-/// Returns a driver's devices of a claim, as `NODE/POOL/DEVICE`.
-fn devices(claim: &ClaimRecord, driver: &DriverName, pools: &NodePools) -> Vec<String> {
-    claim.device_names(driver).map(|device| pools.published_device(driver, &device)).collect()
-}
-
 fn claim_driver(
     view: &ClaimView,
     pools: &NodePools,
@@ -69,7 +64,7 @@ fn claim_driver(
     v1::ClaimDriver {
         driver: name.to_string(),
         state: state.to_owned(),
-        devices: devices(claim, name, pools),
+        devices: pools.devices_of(claim, name),
         cdi_devices: part.current().map(|_| cdi_names(claim, name)).unwrap_or_default(),
         version: by.map(|by| by.version.clone()).unwrap_or_default(),
         digest: by.map(|by| by.digest.clone()).unwrap_or_default(),
@@ -147,7 +142,7 @@ pub fn release_preview(preview: &ReleasePreview, pools: &NodePools) -> v1::Relea
     let ReleasePreview { record, drivers, values } = preview;
     let driver = |(name, serves): (&DriverName, &Result<(), Problem>)| v1::UntoldDriver {
         driver: name.to_string(),
-        devices: devices(record, name, pools),
+        devices: pools.devices_of(record, name),
         problem: serves.as_ref().err().map(problem),
     };
     v1::ReleaseClaimResponse {

@@ -62,7 +62,7 @@ fn dynamic_resource(claim: &ClaimRecord, pools: &NodePools) -> v1::DynamicResour
     let mut claim_resources = Vec::new();
     for driver in claim.drivers.keys() {
         for (device, names) in cdi::cdi_devices(claim, driver) {
-            claim_resources.push(claim_resource(driver, device, names, pools));
+            claim_resources.push(claim_resource(claim, driver, device, names, pools));
         }
     }
     v1::DynamicResource {
@@ -73,6 +73,7 @@ fn dynamic_resource(claim: &ClaimRecord, pools: &NodePools) -> v1::DynamicResour
 }
 
 fn claim_resource(
+    claim: &ClaimRecord,
     driver: &DriverName,
     device: &PreparedDevice,
     names: Vec<String>,
@@ -81,7 +82,7 @@ fn claim_resource(
     v1::ClaimResource {
         cdi_devices: names.into_iter().map(|name| v1::CdiDevice { name }).collect(),
         driver_name: driver.to_string(),
-        pool_name: pools.published(driver, &device.pool).to_string(),
+        pool_name: pools.published_in(claim, driver, &device.pool).to_string(),
         device_name: device.device.to_string(),
         share_id: device.share_id.clone(),
     }
