@@ -21,6 +21,7 @@ pub mod wait;
 
 pub use daemon::{Client, Daemon, Options, children};
 pub use root::{Output, Root, assert_parts};
+pub use wait::own_pool;
 
 /// How long anything is waited for. It only bounds a failure: a machine may be slow, and no test depends on time.
 pub const DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);

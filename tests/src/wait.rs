@@ -161,11 +161,16 @@ impl Daemon {
         self.until(&what, async |mut client| {
             let answer = client.list_devices(v1::ListDevicesRequest::default()).await;
             let devices = answer.map_err(|status| status.to_string())?.into_inner().devices;
-            let found = devices.iter().any(|device| device.pool == pool && device.name == name);
+            let found = devices.iter().any(|device| own_pool(&device.pool) == pool && device.name == name);
             if found == there { Ok(()) } else { Err(format!("{} devices", devices.len())) }
         })
         .await;
     }
+}
+
+/// The driver's own name of a pool `NODE/POOL`.
+pub fn own_pool(pool: &str) -> &str {
+    pool.split_once('/').map_or(pool, |(_, own)| own)
 }
 
 /// The driver of a file.

@@ -32,7 +32,7 @@ use nodedock_base::batches::Batches;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_model::{
-    ApiObject, ClaimRecord, ClaimValues, NameRecord, PodAllocation, PodRecord, ReleaseRecord, Uid,
+    ApiObject, ClaimRecord, ClaimValues, NameRecord, NodeRecord, PodAllocation, PodRecord, ReleaseRecord, Uid,
 };
 
 pub use database::StoreError;
@@ -66,6 +66,7 @@ pub enum Change {
     DeleteObject(Uid),
     PutName(Arc<NameRecord>),
     DeleteName(Uid),
+    PutNode(Arc<NodeRecord>),
 }
 
 /// Handle to the checkpoint. Clones write to the same file, which is closed when the last one is dropped.
@@ -101,24 +102,32 @@ pub fn open(path: &Path) -> Result<Opened, OpenError> {
 }
 
 /// The same. A checkpoint without a record is filled with the claims that `recover` returns, if no start has done that before: its records
-/// were lost, and are not deleted ones.
+/// were lost, and are not deleted ones. `settle` decides on the node's name, and returns what it changed in the content; its error changes
+/// nothing in the file.
 pub fn open_or_recover<E: From<OpenError> + From<CommitError>>(
     path: &Path,
     recover: impl FnOnce() -> Result<Vec<ClaimRecord>, E>,
+    settle: impl FnOnce(&mut Dump) -> Result<Vec<Change>, E>,
 ) -> Result<Opened, E> {
     let (mut database, mut dump, set_aside) = file::open(path, &UPGRADES)?;
     failpoint::pass(Point::CheckpointOpened);
-    if !dump.meta.is_recovered {
-        let claims = if dump.is_empty() { recover()? } else { Vec::new() };
-        let changes = claims.iter().map(|claim| Change::PutClaim(Arc::new(claim.clone())));
-        match database.commit(&encoded(changes.collect())?, Some(META_RECOVERED)) {
-            // A disk that takes no writes is reported by the first commit, and the next start marks the file.
-            Err(error) if claims.is_empty() => {
-                tracing::warn!(error = chain(&error), "the checkpoint is not marked as recovered");
+    let (mut changes, mark) = (Vec::new(), (!dump.meta.is_recovered).then_some(META_RECOVERED));
+    if mark.is_some() && dump.is_empty() {
+        let claims = recover()?;
+        changes.extend(claims.iter().map(|claim| Change::PutClaim(Arc::new(claim.clone()))));
+        dump.claims.extend(claims);
+    }
+    changes.extend(settle(&mut dump)?);
+    if mark.is_some() || !changes.is_empty() {
+        // What the next start finds again.
+        let is_again = changes.iter().all(|change| matches!(change, Change::PutNode(_)));
+        match database.commit(&encoded(changes)?, mark) {
+            // A disk that takes no writes is reported by the first commit.
+            Err(error) if is_again => {
+                tracing::warn!(error = chain(&error), "the checkpoint has no mark and name of this start");
             }
             done => done.map_err(|error| CommitError::Store(Arc::new(error)))?,
         }
-        dump.claims.extend(claims);
     }
     Ok(Opened { checkpoint: Checkpoint::new(database), dump, set_aside })
 }

@@ -44,8 +44,8 @@ pub struct MetadataSettings {
     pub directory: PathBuf,
     /// Which users may enter the directory.
     pub access: FileAccess,
-    /// The names of pools in the API, which claims and files have. `None`: those of the drivers.
-    pub pools: Option<PoolNames>,
+    /// The names of pools outside of the daemon, which claims and files have.
+    pub pools: PoolNames,
 }
 
 /// A file of a prepared claim.
@@ -161,7 +161,7 @@ fn file(
 ) -> Option<MetadataFile> {
     let of_request = prepared.devices.iter().filter(|device| serves(device, request));
     let devices: Vec<_> =
-        of_request.filter_map(|device| Device::of(driver, device, settings.pools.as_ref())).collect();
+        of_request.filter_map(|device| Device::of(driver, device, &settings.pools)).collect();
     if devices.is_empty() {
         return None;
     }
@@ -297,11 +297,10 @@ struct Device<'a> {
 
 impl<'a> Device<'a> {
     /// `None`: the device has no metadata.
-    fn of(driver: &'a DriverName, device: &'a PreparedDevice, pools: Option<&PoolNames>) -> Option<Self> {
-        let published = pools.and_then(|names| names.published(&device.pool).ok());
+    fn of(driver: &'a DriverName, device: &'a PreparedDevice, pools: &PoolNames) -> Option<Self> {
         Some(Self {
             driver: driver.as_str(),
-            pool: published.unwrap_or_else(|| device.pool.clone()),
+            pool: pools.shown(&device.pool),
             name: device.device.as_str(),
             attributes: serde_json::from_str(device.attributes.as_deref()?).ok()?,
             network_data: device.status.as_ref().and_then(|status| status.network.as_ref()).map(Network::of),

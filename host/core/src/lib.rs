@@ -12,6 +12,7 @@ pub mod edit_sources;
 pub mod hardware;
 pub mod hardware_keys;
 pub mod manager;
+pub mod pools;
 pub mod recording;
 pub mod registry;
 pub mod standard_attributes;

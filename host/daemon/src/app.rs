@@ -6,6 +6,7 @@ pub(crate) mod directories;
 mod handover;
 pub(crate) mod hardware;
 pub(crate) mod local;
+mod node_name;
 mod reload;
 mod state;
 
@@ -38,7 +39,7 @@ use nodedock_base::watched;
 use nodedock_core::adapters::Adapters;
 use nodedock_core::cdi::CdiDir;
 use nodedock_core::cdi_watch;
-use nodedock_core::checkpoint::Checkpoint;
+use nodedock_core::checkpoint::{Checkpoint, Dump};
 use nodedock_core::device_metadata::{self, MetadataSettings};
 use nodedock_core::driver::NodeFacts;
 use nodedock_core::manager::claims::RecordedValues;
@@ -47,6 +48,7 @@ use nodedock_core::manager::claims::source::{ClaimDirectory, ClaimSource};
 use nodedock_core::manager::claims::table::ClaimTable;
 use nodedock_core::manager::devices;
 use nodedock_core::manager::{Manager, ManagerParts, ManagerSettings};
+use nodedock_core::pools::{LocalizedClaims, NodePools};
 use nodedock_core::recording::Recordings;
 use nodedock_core::registry::Registry;
 use nodedock_core::registry::names::{self, NameStore};
@@ -263,14 +265,17 @@ impl Sockets {
 impl Built {
     async fn open(mut config: Config, boot_id: String) -> Result<Self> {
         config.hardware = config.hardware.clone().with_own_directories(config.never_mounted());
-        let (paths, changes, tasks) = (&config.paths, Changes::default(), DaemonTasks::default());
-        directories::prepare(paths)?;
-        let node = NodeFacts { name: config.node_name.clone(), boot_id };
+        let (changes, tasks) = (Changes::default(), DaemonTasks::default());
+        directories::prepare(&config.paths)?;
         let started_ms = now_ms();
         let conditions = Conditions::new(changes.clone());
+        let paths = &config.paths;
         let cdi = CdiDir::open_with(&paths.cdi, &paths.cdi_spec_dirs, &paths.identity(), config.cdi_access)?;
-        let opened = state::open(&paths.checkpoint, &cdi, &conditions)?;
+        let settle = |dump: &mut Dump| node_name::settle(&config.node, dump, &conditions);
+        let opened = state::open(&paths.checkpoint, &cdi, &conditions, settle)?;
         failpoint::pass(Point::Recovered);
+        config.rename_node(opened.dump.node.as_ref().map(|record| &record.name));
+        let (paths, node) = (&config.paths, NodeFacts { name: config.node.name.to_string(), boot_id });
         let unreadable = opened.dump.unreadable_claims();
         let unreadable_names = opened.dump.unreadable_names();
         let table = ClaimTable::new(opened.dump.claims, opened.dump.pods).with_unreadable(unreadable);
@@ -367,8 +372,10 @@ impl Built {
         let subject = paths.checkpoint.to_string_lossy().into_owned();
         let upkeep = checkpoint.clone().keep(subject, conditions.clone(), intake.clone());
         intake.spawn("checkpoint-upkeep", upkeep);
+        let pools =
+            NodePools { names: PoolNames { node: config.node.name.clone() }, registry: registry.clone() };
         let connected = config.kubernetes.as_ref().zip(self.client).map(|(kubernetes, client)| {
-            Connected::new(kubernetes.clone(), client, registry.clone(), conditions.clone(), intake.clone())
+            Connected::new(kubernetes.clone(), client, pools.clone(), conditions.clone(), intake.clone())
         });
         let adapters = self.adapters;
         adapters.start(intake);
@@ -380,7 +387,7 @@ impl Built {
             values: self.values,
             cdi: self.cdi,
             registry: registry.clone(),
-            source: claim_source(paths, connected.as_ref(), self.local.as_ref()),
+            source: claim_source(paths, &pools, connected.as_ref(), self.local.as_ref()),
             settings: manager_settings(&config, node.clone())?,
             changes: changes.clone(),
             conditions: conditions.clone(),
@@ -429,8 +436,12 @@ impl Built {
             None => None,
         };
         let counters = Arc::new(pod_resources::Counters::default());
-        let pod_resources =
-            PodResources { manager: manager.clone(), counters: counters.clone(), tasks: intake.clone() };
+        let pod_resources = PodResources {
+            manager: manager.clone(),
+            pools: pools.clone(),
+            counters: counters.clone(),
+            tasks: intake.clone(),
+        };
         let admin = Admin {
             registry: registry.clone(),
             manager: manager.clone(),
@@ -446,6 +457,7 @@ impl Built {
         let api = NodeApi {
             manager,
             registry,
+            pools,
             changes,
             conditions,
             checkpoint,
@@ -481,13 +493,17 @@ async fn report_crash(restarts: Restarts, conditions: Conditions) {
 /// is gone.
 fn claim_source(
     paths: &Paths,
+    pools: &NodePools,
     connected: Option<&Connected>,
     local: Option<&LocalApi>,
 ) -> Arc<dyn ClaimSource> {
     match (connected, local) {
         (Some(connected), _) => connected.source(),
         (None, Some(local)) => Arc::new(local.claims.clone()),
-        (None, None) => Arc::new(ClaimDirectory::new(paths.claims.clone())),
+        (None, None) => {
+            let source = ClaimDirectory::new(paths.claims.clone());
+            Arc::new(LocalizedClaims { source, pools: pools.clone() })
+        }
     }
 }
 
@@ -510,10 +526,7 @@ fn manager_settings(config: &Config, node: NodeFacts) -> Result<ManagerSettings>
             is_enabled: config.file.device_metadata.unwrap_or(true),
             access: config.cdi_access,
             directory: device_metadata::directory_beside(&config.paths.cdi, &config.paths.identity()),
-            pools: config
-                .kubernetes
-                .as_ref()
-                .map(|kubernetes| PoolNames { node: kubernetes.node_name.clone() }),
+            pools: PoolNames { node: config.node.name.clone() },
         },
         kubelet_allocates: config.kubernetes.is_some(),
     })

@@ -8,6 +8,7 @@ mod cdi_files;
 mod driver_images;
 mod kubernetes;
 mod local_api;
+mod node_name;
 mod overhead;
 mod recording;
 mod values;
@@ -20,7 +21,7 @@ use serde::Deserialize;
 
 use nodedock_core::cdi::FileAccess;
 use nodedock_core::hardware::Hardware;
-use nodedock_model::{Adapter, Uid, limit};
+use nodedock_model::{Adapter, ObjectName, Uid, limit};
 use nodedock_wasm::driver_image::DriverImage;
 use nodedock_wasm::trust;
 
@@ -28,13 +29,14 @@ pub use cdi_files::CdiFilesSection;
 pub use driver_images::DriverImageEntry;
 pub use kubernetes::{KubernetesConfig, KubernetesFlags, KubernetesSection, SettingsError};
 pub use local_api::{LocalApiConfig, LocalApiFlags, LocalApiSection};
+pub use node_name::NodeName;
 pub use recording::{RecordedName, RecordingSection};
 
 /// The daemon's config file. Every key may be absent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct ConfigFile {
-    /// Name of this node; the machine's host name unless set.
+    /// Name of this node; the one that it had, and at first the machine's host name, unless set.
     pub node_name: Option<String>,
     /// Where CDI specs are written.
     pub cdi_dir: Option<PathBuf>,
@@ -135,7 +137,7 @@ pub struct Flags {
     /// Config file
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Name of this node [default: the host name; with --kubernetes there is none]
+    /// Name of this node [default: the one that it had, at first the host name; with --kubernetes there is none]
     #[arg(long, value_name = "NAME", env = "NODEDOCK_NODE_NAME")]
     pub node_name: Option<String>,
     #[command(flatten)]
@@ -156,7 +158,7 @@ pub struct Config {
     /// Below which all paths are.
     pub root: PathBuf,
     pub paths: Paths,
-    pub node_name: String,
+    pub node: NodeName,
     /// Mode and group of CDI files.
     pub cdi_access: FileAccess,
     /// How long a prepare waits for another claim to be released from a device.
@@ -202,18 +204,16 @@ impl Config {
         let driver_images = file.driver_images.iter().map(|entry| entry.image(path)).collect();
         let milliseconds = |value: Option<u64>, default| value.map_or(default, Duration::from_millis);
         let kubernetes = kubernetes::resolve(flags.kubernetes, &file.kubernetes, root, node_name.as_deref())?;
-        let node_name = node_name.unwrap_or_else(host_name);
+        let node = NodeName::resolve(node_name.as_deref(), &host_name())?;
         let local_api =
-            local_api::resolve(&flags.local_api, &file.local_api, &node_name, kubernetes.is_some())?;
-        // Allocations name the node as its object does.
-        let node_name = local_api.as_ref().map_or(node_name, |local| local.node.to_string());
+            local_api::resolve(&flags.local_api, &file.local_api, &node.name, kubernetes.is_some())?;
         Ok(Self {
             root: root.to_owned(),
             paths,
             cdi_access: file.cdi_files.resolve()?,
             kubernetes,
             local_api,
-            node_name,
+            node,
             exclusive_wait: milliseconds(file.claims.exclusive_wait_ms, limit::EXCLUSIVE_WAIT),
             call_deadline: milliseconds(file.claims.call_deadline_ms, limit::CLAIM_CALL_DEADLINE),
             admin_address: file.admin.listen,
@@ -228,6 +228,14 @@ impl Config {
 }
 
 impl Config {
+    /// Gives the node the name that it has.
+    pub(crate) fn rename_node(&mut self, name: Option<&ObjectName>) {
+        let Some(name) = name else { return };
+        self.node.name = name.clone();
+        self.local_api.iter_mut().for_each(|local| local.node = name.clone());
+        self.kubernetes.iter_mut().for_each(|kubernetes| kubernetes.node_name = name.clone());
+    }
+
     /// Returns the directories of the daemon and of its orchestrator, and files of the daemon in other directories, of which no container gets
     /// anything.
     pub fn never_mounted(&self) -> Vec<PathBuf> {

@@ -9,12 +9,13 @@ use nodedock_base::conditions::Condition;
 use nodedock_base::printable::is_unprintable;
 use nodedock_core::manager::claims::{ClaimOutcome, PodSelector};
 use nodedock_core::manager::{ContainerAnswer, PodOutcome, PodView};
+use nodedock_core::pools::NodePools;
 use nodedock_core::registry::{DriverView, NativeView, TrustView};
 use nodedock_kube::taints::{AddedTaints, RuleTaint};
 use nodedock_model::{
     AllocatedDevice, Allocation, AllocationMount, AllocationNode, AttributeValue, Claim, ClaimRecord,
-    ClaimReference, Consumer, ContainerClaim, ContainerKind, NameError, ObjectRef, OpaqueConfig,
-    PodContainer, PodRequest, Problem, ProblemCode, Taint, is_dns_label, limit,
+    ClaimReference, Consumer, ContainerClaim, ContainerKind, DriverName, NameError, ObjectRef, OpaqueConfig,
+    PodContainer, PodRequest, PoolName, Problem, ProblemCode, Taint, is_dns_label, limit,
 };
 
 mod claims;
@@ -427,7 +428,7 @@ pub fn pod_status(view: &PodView) -> v1::PodStatus {
     }
 }
 
-pub fn driver(view: &DriverView) -> v1::Driver {
+pub fn driver(view: &DriverView, pools: &NodePools) -> v1::Driver {
     v1::Driver {
         name: view.name.as_ref().map(ToString::to_string).unwrap_or_default(),
         kind: view.kind.as_str().to_owned(),
@@ -442,7 +443,7 @@ pub fn driver(view: &DriverView) -> v1::Driver {
         missing_grants: view.missing_grants.clone(),
         discovered_ms: view.discovered_ms.unwrap_or(0),
         problem: view.problem.as_ref().map(problem),
-        native: view.native.as_ref().map(native),
+        native: view.native.as_ref().map(|of| native(of, view.name.as_ref(), pools)),
         trust: view.trust.as_ref().map(trust),
     }
 }
@@ -457,9 +458,11 @@ pub fn trust(trust: &TrustView) -> v1::DriverTrust {
     }
 }
 
-fn native(native: &NativeView) -> v1::NativePlugin {
+fn native(native: &NativeView, driver: Option<&DriverName>, pools: &NodePools) -> v1::NativePlugin {
+    let published =
+        |pool| driver.map_or_else(|| PoolName::clone(pool), |driver| pools.published(driver, pool));
     let health = native.health.iter().map(|((pool, device), health)| v1::DeviceHealth {
-        pool: pool.to_string(),
+        pool: published(pool).to_string(),
         device: device.to_string(),
         health: health.state.as_str().to_owned(),
         message: health.message.clone(),

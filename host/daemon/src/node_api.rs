@@ -25,6 +25,7 @@ use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::driver::{Driver, NodeFacts};
 use nodedock_core::manager::devices::{Capacity, ResourceSource, ResourceView};
 use nodedock_core::manager::{self, Manager, PodView};
+use nodedock_core::pools::NodePools;
 use nodedock_core::registry::Registry;
 use nodedock_kube::extended_resources::ExtendedResources;
 use nodedock_kube::local::LocalClaims;
@@ -41,6 +42,7 @@ pub(crate) const NODE_API_MESSAGE_BYTES_MAX: usize = 64 << 20;
 pub struct NodeApi {
     pub manager: Arc<Manager>,
     pub registry: Registry,
+    pub pools: NodePools,
     pub changes: Changes,
     pub conditions: Conditions,
     pub checkpoint: Checkpoint,
@@ -99,6 +101,7 @@ impl Node for NodeApi {
     async fn prepare_pod(&self, request: Request<PreparePodRequest>) -> Answer<PreparePodResponse> {
         let request_id = begin("PreparePod", &request);
         let (pod, inline) = convert::pod_request(request.get_ref()).map_err(refuse)?;
+        let inline: Vec<_> = inline.into_iter().map(|claim| self.pools.localized(claim)).collect();
         let outcome = match &self.local_claims {
             Some(local) => {
                 let (local, manager) = (local.clone(), self.manager.clone());
@@ -146,10 +149,13 @@ impl Node for NodeApi {
         let release = convert::release_request(request.get_ref().claim.as_ref(), caller(&request));
         let release = release.map_err(refuse)?;
         let response = if request.get_ref().dry_run {
-            self.manager.look_at_release(&release).await.map(|preview| convert::release_preview(&preview))
+            self.manager
+                .look_at_release(&release)
+                .await
+                .map(|preview| convert::release_preview(&preview, &self.pools))
         } else {
             let released = self.manager.release_claim(release, request_id).await;
-            released.map(|released| convert::release_response(&released))
+            released.map(|released| convert::release_response(&released, &self.pools))
         };
         Ok(Response::new(response.map_err(refuse)?))
     }
@@ -226,7 +232,7 @@ impl Node for NodeApi {
             name.is_empty() || view.source == *name || view.name.as_ref().is_some_and(|n| n.as_str() == name)
         });
         Ok(Response::new(ListDriversResponse {
-            drivers: drivers.map(|view| convert::driver(&view)).collect(),
+            drivers: drivers.map(|view| convert::driver(&view, &self.pools)).collect(),
         }))
     }
 
@@ -245,13 +251,14 @@ impl Node for NodeApi {
                     || id.name.as_str() == request.name
                     || id.uid.as_str() == request.name)
         };
-        let (boot_id, with_timeline) = (self.manager.boot_id(), request.with_timeline);
+        let (pools, boot_id, with_timeline) = (&self.pools, self.manager.boot_id(), request.with_timeline);
         let claims = self.manager.claims().into_iter().filter(|claim| wanted(&claim.id));
-        let status = |claim| convert::claim_status(&self.manager.claim_view(claim), boot_id, with_timeline);
+        let status =
+            |claim| convert::claim_status(&self.manager.claim_view(claim), pools, boot_id, with_timeline);
         let mut answer = ListClaimsResponse { claims: claims.map(status).collect(), ..Default::default() };
         if with_timeline {
             let released = self.manager.released_claims().into_iter().filter(|released| wanted(&released.id));
-            answer.released = released.map(|released| convert::released_claim(&released)).collect();
+            answer.released = released.map(|released| convert::released_claim(&released, pools)).collect();
             let refused = self.manager.refused_claims().into_iter().filter(|refused| wanted(&refused.claim));
             answer.refused = refused.map(|refused| convert::refused_claim(&refused)).collect();
             let waiting = self.local_claims.iter().flat_map(LocalClaims::waiting);
@@ -295,13 +302,13 @@ impl Node for NodeApi {
     async fn reload_driver(&self, request: Request<ReloadDriverRequest>) -> Answer<ReloadDriverResponse> {
         begin("ReloadDriver", &request);
         let view = self.registry.reload(&request.get_ref().name).await.map_err(refuse)?;
-        Ok(Response::new(ReloadDriverResponse { driver: Some(convert::driver(&view)) }))
+        Ok(Response::new(ReloadDriverResponse { driver: Some(convert::driver(&view, &self.pools)) }))
     }
 
     async fn resume_driver(&self, request: Request<ResumeDriverRequest>) -> Answer<ResumeDriverResponse> {
         begin("ResumeDriver", &request);
         let view = self.registry.resume(&request.get_ref().name).map_err(refuse)?;
-        Ok(Response::new(ResumeDriverResponse { driver: Some(convert::driver(&view)) }))
+        Ok(Response::new(ResumeDriverResponse { driver: Some(convert::driver(&view, &self.pools)) }))
     }
 
     async fn assign_driver(&self, request: Request<AssignDriverRequest>) -> Answer<AssignDriverResponse> {
@@ -311,7 +318,7 @@ impl Node for NodeApi {
         let name = DriverName::new(&name)
             .map_err(|error| refuse(Problem::invalid(ProblemCode::BadRequest, error.to_string())))?;
         let view = self.registry.assign_name(&name, &source, by).await.map_err(refuse)?;
-        Ok(Response::new(AssignDriverResponse { driver: Some(convert::driver(&view)) }))
+        Ok(Response::new(AssignDriverResponse { driver: Some(convert::driver(&view, &self.pools)) }))
     }
 
     async fn list_adapters(&self, request: Request<ListAdaptersRequest>) -> Answer<ListAdaptersResponse> {
@@ -360,7 +367,7 @@ impl Node for NodeApi {
 impl NodeApi {
     fn adapter(&self, view: &AdapterView) -> v1::Adapter {
         let mechanisms = self.extended_resources.as_ref().map(|of| of.view().mechanisms);
-        convert::adapter(view, mechanisms.as_deref())
+        convert::adapter(view, &self.pools, mechanisms.as_deref())
     }
 
     /// Devices of a driver, or of a device plugin by its socket; of all, if the name is empty.
@@ -395,7 +402,7 @@ impl NodeApi {
                 let capacity = device.capacities.iter().map(|(name, c)| (name.to_string(), c.value.clone()));
                 devices.push(v1::Device {
                     driver: name.to_string(),
-                    pool: pool_name.to_string(),
+                    pool: self.pools.published(name, pool_name).to_string(),
                     name: device_name.to_string(),
                     attributes_json: convert::attributes_json(&device.attributes),
                     capacity: capacity.collect(),

@@ -23,12 +23,14 @@ use nodedock_base::grpc::begin;
 use nodedock_base::rate::TokenBucket;
 use nodedock_base::tasks::Tasks;
 use nodedock_core::manager::Manager;
+use nodedock_core::pools::NodePools;
 use nodedock_model::{ObjectName, limit};
 
 /// The service, in both versions of the API.
 #[derive(Clone)]
 pub struct PodResources {
     pub manager: Arc<Manager>,
+    pub pools: NodePools,
     pub counters: Arc<Counters>,
     pub tasks: Tasks,
 }
@@ -89,7 +91,7 @@ impl server::PodResourcesLister for PodResources {
     ) -> Answer<v1::ListPodResourcesResponse> {
         begin("PodResources.v1.List", &request);
         count(&self.counters.list, "list");
-        let pod_resources = self.manager.pods().iter().map(assemble::pod).collect();
+        let pod_resources = self.manager.pods().iter().map(|view| assemble::pod(view, &self.pools)).collect();
         Ok(Response::new(v1::ListPodResourcesResponse { pod_resources }))
     }
 
@@ -113,7 +115,9 @@ impl server::PodResourcesLister for PodResources {
             count(&self.counters.get_errors, "get error");
             Status::not_found(format!("pod {pod_name} in namespace {pod_namespace} not found"))
         })?;
-        Ok(Response::new(v1::GetPodResourcesResponse { pod_resources: Some(assemble::pod(found)) }))
+        Ok(Response::new(v1::GetPodResourcesResponse {
+            pod_resources: Some(assemble::pod(found, &self.pools)),
+        }))
     }
 }
 

@@ -444,11 +444,13 @@ impl SwitchTask {
     fn report_overdue(&self) {
         let (conditions, code) = (&self.parts.conditions, ProblemCode::ExtendedResourceWithheld);
         let overdue = self.switch.overdue(Instant::now());
-        let subject = |key: &LocalPool| format!("{}/{}", key.driver, key.pool);
+        let names = &self.parts.names;
+        let subject = |key: &LocalPool| format!("{}/{}", key.driver, names.shown(&key.pool));
         for (key, waits_for) in &overdue {
             let message = format!(
                 "the devices of pool {} of driver {} are offered neither in ResourceSlices nor to the kubelet: they wait for {waits_for}",
-                key.pool, key.driver
+                names.shown(&key.pool),
+                key.driver
             );
             conditions.set(&subject(key), Problem::unavailable(code, message));
         }

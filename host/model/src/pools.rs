@@ -1,4 +1,4 @@
-//! Names of pools on a Kubernetes node: the API server has each with the node's name before it, and drivers know their own without.
+//! Names of pools: users, exporters and the API have each with the node's name before it, and drivers know their own without.
 //!
 //! A driver gives its pools the same names on every node, and the API identifies a device by driver, pool and device alone: if two nodes
 //! published the same pool, a device allocated on one would count as allocated on the other. So the published name starts with the
@@ -19,6 +19,11 @@ impl PoolNames {
             return Ok(pool.clone());
         }
         PoolName::new(format!("{}/{pool}", self.node))
+    }
+
+    /// Returns the name in the API, or the driver's own where that is too long: such a pool is not published, so no claim has it.
+    pub fn shown(&self, pool: &PoolName) -> PoolName {
+        self.published(pool).unwrap_or_else(|_| pool.clone())
     }
 
     /// Returns whether a published pool is one of this node's, if its driver is one of a file.
@@ -56,6 +61,8 @@ mod tests {
         assert_eq!(names.local("node-2/leds"), "node-2/leds");
         assert_eq!(names.local("node-10"), "node-10");
         let long = PoolName::new(["a".repeat(60).as_str(); 4].join(".")).unwrap();
-        assert!(PoolNames { node: ObjectName::new("n".repeat(60)).unwrap() }.published(&long).is_err());
+        let names = PoolNames { node: ObjectName::new("n".repeat(60)).unwrap() };
+        assert!(names.published(&long).is_err());
+        assert_eq!(names.shown(&long), long);
     }
 }

@@ -210,6 +210,7 @@ pub enum ProblemCode {
     NoSuchPod,
     NoSuchPool,
     NoValue,
+    NodeNameKept,
     NodeObjectMissing,
     NodeObjectUnreadable,
     NominatedPodsUnreadable,

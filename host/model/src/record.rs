@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
 use super::{
-    Allocation, Consumer, DriverClaim, DriverClaimRecord, DriverName, KubeletHold, ObjectRef, PodContainer,
-    PreparedClaim, Problem, PutBack, Uid, limit,
+    Allocation, Consumer, DriverClaim, DriverClaimRecord, DriverName, KubeletHold, ObjectName, ObjectRef,
+    PodContainer, PreparedClaim, Problem, PutBack, Uid, limit,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
@@ -331,6 +331,33 @@ pub struct PodRecord {
     /// Fields of a newer version, preserved unchanged.
     #[serde(flatten)]
     pub unknown: BTreeMap<String, serde_json::Value>,
+}
+
+/// The name of the node that this machine is, which its claims and slices have.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct NodeRecord {
+    /// [`Self::KEY`].
+    pub uid: Uid,
+    pub name: ObjectName,
+    /// Since when; milliseconds since the Unix epoch.
+    pub since_ms: u64,
+    /// Fields of a newer version, preserved unchanged.
+    #[serde(flatten)]
+    pub unknown: BTreeMap<String, serde_json::Value>,
+}
+
+impl NodeRecord {
+    /// Key of the one record.
+    pub const KEY: &str = "node";
+
+    pub fn new(name: ObjectName, since_ms: u64) -> Self {
+        Self {
+            uid: Uid::new(Self::KEY).expect("it has letters only"),
+            name,
+            since_ms,
+            unknown: BTreeMap::new(),
+        }
+    }
 }
 
 /// A claim that an operator released: the caller, the time, and the drivers that did not unprepare it.

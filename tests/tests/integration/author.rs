@@ -198,13 +198,15 @@ async fn a_driver_runs_alone_and_is_loaded_again_when_its_file_changes() {
     let daemon_root = line.strip_prefix("root ").and_then(|rest| rest.split_once(';')).expect("a root").0;
     let first = running.until(&format!("{MOCK_GPU_NAME} (")).await;
     assert_parts(&first, &["is serving"]);
-    running.until(&format!("+ {MOCK_GPU_NAME}/gpus/gpu-1 ")).await;
+    let added = running.until("/gpus/gpu-1 ").await;
+    assert!(added.contains(&format!("+ {MOCK_GPU_NAME}/")), "{added}");
 
     let second = version(wasm(MOCK_GPU, Form::Core), "two");
     root.write(MOCK_GPU_FILE, &second);
     assert_parts(&running.until(&digest(&second)[..19]).await, &["is serving"]);
     root.write("mock-gpu.config.yaml", "pools: [{name: gpus, count: 1}]\n");
-    running.until(&format!("- {MOCK_GPU_NAME}/gpus/gpu-1")).await;
+    let removed = running.until("/gpus/gpu-1").await;
+    assert!(removed.contains(&format!("- {MOCK_GPU_NAME}/")), "{removed}");
 
     assert!(Path::new(daemon_root).is_dir());
     signal(&running.child, Signal::INT);

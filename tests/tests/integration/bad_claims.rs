@@ -80,5 +80,8 @@ async fn a_claim_that_stands_in_the_claims_directory_is_found_beside_a_broken_fi
     let answer = daemon.cli(&args).await.json();
     assert_eq!(answer["claims"][0]["outcome"], json!("prepared"));
     let claims = daemon.cli(&["get", "claims", "-o", "json"]).await.json();
-    assert_eq!(claims[0]["drivers"][0]["devices"], json!(["gpus/gpu-0"]));
+    assert_eq!(
+        claims[0]["drivers"][0]["devices"],
+        json!([format!("{}/gpus/gpu-0", daemon.node().await.name)])
+    );
 }

@@ -8,7 +8,7 @@ use nodedock_tests::drivers::{
     DEVICE_NODES, DEVICE_NODES_FILE, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME,
 };
 use nodedock_tests::machine::{is_root, or_skip, program, skip};
-use nodedock_tests::{Daemon, Options, Root};
+use nodedock_tests::{Daemon, Options, Root, own_pool};
 use serde_json::Value;
 
 /// Where podman looks; its version here takes no other directory.
@@ -101,7 +101,7 @@ async fn a_container_sees_the_devices_and_the_environment_that_were_prepared() {
     daemon.until_serving(DEVICE_NODES_FILE).await;
     daemon.until_serving(MOCK_GPU_FILE).await;
     let devices = daemon.devices().await;
-    let Some(node) = devices.iter().find(|device| device.pool == "misc" || device.pool == "loop") else {
+    let Some(node) = devices.iter().find(|device| matches!(own_pool(&device.pool), "misc" | "loop")) else {
         return skip("devices in a real container", "there is no device node to hand out");
     };
     let attributes: Value = serde_json::from_str(&node.attributes_json).unwrap();

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use nodedock_tests::compose::{gpu_claim, pod, request};
 use nodedock_tests::drivers::{Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME};
-use nodedock_tests::{Daemon, Options};
+use nodedock_tests::{Daemon, Options, own_pool};
 use serde_json::{Map, Value, json};
 
 use crate::with_gpus;
@@ -35,14 +35,15 @@ async fn a_container_reads_the_attributes_of_its_devices_until_they_are_unprepar
         mounts.iter().map(|(_, path)| path.clone()).collect::<Vec<_>>(),
         [in_container(0), in_container(1)]
     );
-    let devices = daemon.devices().await;
+    let (devices, node) = (daemon.devices().await, daemon.node().await.name);
     for (index, (on_node, _)) in mounts.iter().enumerate() {
         let objects = objects(on_node);
         assert_eq!(objects.iter().map(|object| &object["kind"]).collect::<Vec<_>>(), ["DeviceMetadata"; 2]);
         let found = &objects[0]["requests"][0]["devices"][0];
         let name = format!("gpu-{index}");
-        assert_eq!((&found["pool"], &found["name"]), (&json!("gpus"), &json!(name)));
-        let known = devices.iter().find(|device| device.pool == "gpus" && device.name == name).unwrap();
+        assert_eq!((&found["pool"], &found["name"]), (&json!(format!("{node}/gpus")), &json!(name)));
+        let known =
+            devices.iter().find(|device| own_pool(&device.pool) == "gpus" && device.name == name).unwrap();
         let known: Map<String, Value> = serde_json::from_str(&known.attributes_json).unwrap();
         assert!(known.len() > 3 && plain(&found["attributes"]) == known, "{found} {known:?}");
     }

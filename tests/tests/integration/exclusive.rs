@@ -1,7 +1,7 @@
 //! Who may hold a device beside whom.
 
 use nodedock_tests::compose::{gpu_claim, pod, request, with_parameters};
-use nodedock_tests::{Daemon, Options};
+use nodedock_tests::{Daemon, Options, own_pool};
 
 const SHORT_WAIT: &str = "claims: {exclusiveWaitMs: 200}\n";
 const TIME_SLICING: &str = r#"{"sharing": {"strategy": "TimeSlicing"}}"#;
@@ -29,7 +29,8 @@ async fn a_shared_device_serves_several_claims_that_agree_on_how() {
 async fn a_part_of_a_device_and_the_whole_one_exclude_each_other() {
     let daemon = Daemon::with_gpus(Options::default().config(SHORT_WAIT)).await;
     let devices = daemon.devices().await;
-    let parts: Vec<_> = devices.iter().filter(|d| d.pool == "split" && d.name != "gpu-6").collect();
+    let parts: Vec<_> =
+        devices.iter().filter(|d| own_pool(&d.pool) == "split" && d.name != "gpu-6").collect();
     let [first, second, ..] = parts.as_slice() else { panic!("{devices:?}") };
     let (first, second) = (format!("split/{}", first.name), format!("split/{}", second.name));
     daemon.prepared(request(&pod("one"), &[&gpu_claim("one", &[&first])])).await;

@@ -4,7 +4,7 @@ use crate::with_gpus;
 use nodedock_tests::drivers::{
     DEVICE_NODES, DEVICE_NODES_FILE, Form, MOCK_GPU, MOCK_GPU_FILE, MOCK_GPU_NAME,
 };
-use nodedock_tests::{Daemon, Output};
+use nodedock_tests::{Daemon, Output, own_pool};
 use serde_json::{Value, json};
 
 /// Two claims, one by its name and one from a template; two containers, each with its own request of the first.
@@ -165,7 +165,7 @@ async fn a_pod_may_have_devices_of_two_drivers_and_forms() {
     daemon.until_serving(MOCK_GPU_FILE).await;
     daemon.until_serving(DEVICE_NODES_FILE).await;
     let devices = daemon.devices().await;
-    let Some(node) = devices.iter().find(|device| device.pool == "misc") else {
+    let Some(node) = devices.iter().find(|device| own_pool(&device.pool) == "misc") else {
         return nodedock_tests::machine::skip(
             "a device node in a claim",
             "there is no fuse, kvm, tun or hwrng",

@@ -48,7 +48,10 @@ async fn pods_are_listed_with_their_claims_also_after_a_crash_and_a_restart() {
     let [one] = before.as_slice() else { panic!("{before:#?}") };
     assert_eq!((one.name.as_str(), one.namespace.as_str()), ("one", "default"));
     let cdi = format!("{MOCK_GPU_NAME}/claim=claim-a-gpu-0");
-    assert_eq!(devices(one), [format!("main a {MOCK_GPU_NAME}/gpus/gpu-0 {cdi}")]);
+    assert_eq!(
+        devices(one),
+        [format!("main a {MOCK_GPU_NAME}/{}/gpus/gpu-0 {cdi}", daemon.node().await.name)]
+    );
     daemon.crash().await;
     assert_eq!(list(&daemon).await, before);
     daemon.restart().await;

@@ -40,11 +40,11 @@ async fn with_a_pod() -> Daemon {
 }
 
 /// The pod `one` as it has to be reported.
-fn pod_one() -> Value {
+fn pod_one(node: &str) -> Value {
     let device = |name: &str| {
         json!({
             "cdi_devices": [{"name": format!("{MOCK_GPU_NAME}/claim=claim-pair-{name}")}],
-            "driver_name": MOCK_GPU_NAME, "pool_name": "gpus", "device_name": name,
+            "driver_name": MOCK_GPU_NAME, "pool_name": format!("{node}/gpus"), "device_name": name,
         })
     };
     let claim = json!({
@@ -59,10 +59,11 @@ fn pod_one() -> Value {
 async fn an_agent_in_go_learns_of_pods_with_claims_also_after_a_crash() {
     let Some(program) = program() else { return };
     let mut daemon = with_a_pod().await;
+    let node = daemon.node().await.name;
     for _ in 0..2 {
-        assert_eq!(ask(&daemon, &program, "list", &[]).await, json!({"pod_resources": [pod_one()]}));
+        assert_eq!(ask(&daemon, &program, "list", &[]).await, json!({"pod_resources": [pod_one(&node)]}));
         let one = ask(&daemon, &program, "get", &["default", "one"]).await;
-        assert_eq!(one, json!({"pod_resources": pod_one()}));
+        assert_eq!(one, json!({"pod_resources": pod_one(&node)}));
         // The old version knows no claims.
         let old = json!({"name": "one", "namespace": "default", "containers": [{"name": "main"}]});
         assert_eq!(ask(&daemon, &program, "old-list", &[]).await, json!({"pod_resources": [old]}));
@@ -105,5 +106,5 @@ async fn an_agent_in_go_that_asks_too_often_is_refused_and_answered_again_later(
         }
     };
     let answer = tokio::time::timeout(DEADLINE, later).await.expect("a call is answered after a while");
-    assert_eq!(answer, json!({"pod_resources": [pod_one()]}));
+    assert_eq!(answer, json!({"pod_resources": [pod_one(&daemon.node().await.name)]}));
 }

@@ -16,7 +16,8 @@ use super::upgrade::{self, RecordStep, UPGRADES, Upgrades};
 use super::{Change, CommitError, carry};
 use nodedock_base::{clock, worded};
 use nodedock_model::{
-    ApiObject, ClaimRecord, ClaimValues, NameError, NameRecord, PodAllocation, PodRecord, ReleaseRecord, Uid,
+    ApiObject, ClaimRecord, ClaimValues, NameError, NameRecord, NodeRecord, PodAllocation, PodRecord,
+    ReleaseRecord, Uid,
 };
 
 /// Version of the tables and of the meaning of their keys.
@@ -44,6 +45,7 @@ worded! {
         Values = "values",
         Objects = "objects",
         Names = "names",
+        Machine = "machine",
     }
 }
 
@@ -117,6 +119,9 @@ pub struct Dump {
     /// Of drivers and extended resources, with the sources that they belong to.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<NameRecord>,
+    /// The name of this node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeRecord>,
     pub skipped: Vec<Skipped>,
     /// Unreadable values whose key was written again.
     pub unreadable: u64,
@@ -200,6 +205,7 @@ pub(super) fn encode(change: Change) -> Result<Write, CommitError> {
         Change::DeleteObject(uid) => Ok(Write { table: Table::Objects, key: uid, value: None }),
         Change::PutName(record) => put(Table::Names, &record.uid, &*record),
         Change::DeleteName(uid) => Ok(Write { table: Table::Names, key: uid, value: None }),
+        Change::PutNode(record) => put(Table::Machine, &record.uid, &*record),
     }
 }
 
@@ -262,6 +268,7 @@ pub(super) fn carry_over(table: Table, before: Stored<'_>, new: &str) -> Result<
         Table::Values => as_known::<ClaimValues>(&stored),
         Table::Objects => as_known::<ApiObject>(&stored),
         Table::Names => as_known::<NameRecord>(&stored),
+        Table::Machine => as_known::<NodeRecord>(&stored),
     };
     let mut new = json_of(Stored::of_this_release(new), &[])?;
     carry::carry_over(&stored, &known.map_err(words)?, &mut new);
@@ -363,6 +370,7 @@ enum Record {
     Values(ClaimValues),
     Object(ApiObject),
     Name(NameRecord),
+    Node(NodeRecord),
 }
 
 fn joined(batch: ScopedJoinHandle<'_, Vec<Parsed>>) -> Vec<Parsed> {
@@ -398,6 +406,7 @@ impl Unparsed {
             Table::Values => parse_as(Record::Values, |values| &values.id.uid, uid, stored, steps),
             Table::Objects => parse_as(Record::Object, |object| &object.uid, uid, stored, steps),
             Table::Names => parse_as(Record::Name, |name| &name.uid, uid, stored, steps),
+            Table::Machine => parse_as(Record::Node, |node| &node.uid, uid, stored, steps),
         }
     }
 }
@@ -444,6 +453,7 @@ impl Loading {
                 Ok(Record::Values(values)) => dump.values.push(values),
                 Ok(Record::Object(object)) => dump.objects.push(object),
                 Ok(Record::Name(name)) => dump.names.push(name),
+                Ok(Record::Node(node)) => dump.node = Some(node),
                 Err(reason) => dump.skipped.push(Skipped { table, key, reason, bytes }),
             }
         }

@@ -11,7 +11,7 @@ fn settings(directory: &Path) -> MetadataSettings {
         is_enabled: true,
         directory: directory.to_owned(),
         access: FileAccess::default(),
-        pools: None,
+        pools: PoolNames { node: ObjectName::new("node-1").unwrap() },
     }
 }
 
@@ -101,7 +101,7 @@ fn a_file_has_each_version_of_the_api_with_attributes_of_every_type() {
         "apiVersion": "metadata.resource.k8s.io/v1beta1",
         "metadata": {"name": "one", "namespace": "default", "uid": "uid-one", "generation": 1},
         "requests": [{"name": "0", "devices": [{
-            "driver": "gpu.example.com", "pool": "pool", "name": "0",
+            "driver": "gpu.example.com", "pool": "node-1/pool", "name": "0",
             "attributes": {
                 "cores": {"int": 8}, "ecc": {"bool": true}, "model": {"string": "Z100"}, "firmware": {"version": "1.2.3"},
                 "lanes": {"ints": [1, 2]}, "modes": {"bools": [false]}, "links": {"strings": ["a\"b"]},
@@ -172,8 +172,7 @@ fn a_driver_adds_attributes_and_network_data() {
 #[test]
 fn pools_have_the_names_of_the_api() {
     let record = prepared_record(intent(&["gpu/0"]));
-    let pools = Some(PoolNames { node: ObjectName::new("node-1").unwrap() });
-    let objects = stream(&record, &MetadataSettings { pools, ..settings(Path::new(ON_NODE)) });
+    let objects = stream(&record, &settings(Path::new(ON_NODE)));
     assert_eq!(objects[0]["requests"][0]["devices"][0]["pool"], "node-1/pool");
 }
 

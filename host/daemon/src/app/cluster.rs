@@ -29,7 +29,7 @@ use nodedock_kube::client::{ClientConfig, KubeClient, RequestRate};
 use nodedock_kube::events::{self, Events};
 use nodedock_kube::extended_resources::{self, ExtendedResources, SwitchParts};
 use nodedock_kube::facts::Facts;
-use nodedock_kube::pools::{NodePools, PoolNames};
+use nodedock_kube::pools::NodePools;
 use nodedock_kube::reconcile::{HeldClaims, Reconcile};
 use nodedock_kube::slices::{self, DriverSnapshot, FailedDevices, SliceParts, SliceReport};
 use nodedock_kube::status::Statuses;
@@ -114,11 +114,10 @@ impl Connected {
     pub(super) fn new(
         config: KubernetesConfig,
         client: KubeClient,
-        registry: Registry,
+        pools: NodePools,
         conditions: Conditions,
         tasks: Tasks,
     ) -> Self {
-        let pools = NodePools { names: PoolNames { node: config.node_name.clone() }, registry };
         let claims = ApiClaims::new(client.clone(), pools.clone(), conditions, tasks);
         Self { config, client, claims, pools }
     }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use nodedock_base::conditions::Conditions;
 use nodedock_base::error::chain;
 use nodedock_core::cdi::{self, CdiDir, Rebuilt};
-use nodedock_core::checkpoint::{self, Opened, Skipped};
+use nodedock_core::checkpoint::{self, Change, Dump, Opened, Skipped};
 use nodedock_core::manager::claims::machine;
 use nodedock_model::{ClaimRecord, Hold, Problem, ProblemCode};
 
@@ -23,14 +23,20 @@ struct Recovered {
 }
 
 /// Opens the checkpoint, and recovers claims from CDI files if it is new, or a previous start died before it had written them. In any
-/// other checkpoint, a file without a claim is one whose removal a power loss undid.
-pub(super) fn open(path: &Path, cdi: &CdiDir, conditions: &Conditions) -> Result<Opened> {
+/// other checkpoint, a file without a claim is one whose removal a power loss undid. `settle` decides on the node's name.
+pub(super) fn open(
+    path: &Path,
+    cdi: &CdiDir,
+    conditions: &Conditions,
+    settle: impl FnOnce(&mut Dump) -> Result<Vec<Change>>,
+) -> Result<Opened> {
     let mut recovered = Recovered::default();
-    let opened = checkpoint::open_or_recover(path, || {
+    let recover = || {
         let (claims, unusable) = recover(cdi)?;
         recovered = Recovered { claims: claims.len(), unusable };
         anyhow::Ok(claims)
-    })?;
+    };
+    let opened = checkpoint::open_or_recover(path, recover, settle)?;
     tracing::info!(claims = opened.dump.claims.len(), pods = opened.dump.pods.len(), "checkpoint open");
     report(path, &opened, &recovered, conditions);
     Ok(opened)
@@ -126,7 +132,7 @@ mod tests {
         let (directory, conditions) = (tempfile::tempdir().unwrap(), Conditions::default());
         let path = directory.path().join("checkpoint.db");
         let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
-        let mut opened = open(&path, &cdi, &conditions).unwrap();
+        let mut opened = open(&path, &cdi, &conditions, |_| Ok(Vec::new())).unwrap();
         assert_eq!(conditions.list(), [], "a first start is no loss");
 
         let aside = directory.path().join("aside");
@@ -152,14 +158,14 @@ mod tests {
         let cdi = CdiDir::open(&directory.path().join("cdi"), &[], "test").unwrap();
         cdi.write(cdi::render(&prepared()).unwrap()).await.unwrap();
         for claims in [1, 0] {
-            let opened = open(&path, &cdi, &conditions).unwrap();
+            let opened = open(&path, &cdi, &conditions, |_| Ok(Vec::new())).unwrap();
             assert_eq!(opened.dump.claims.len(), claims);
             let changes = opened.dump.claims.iter().map(|claim| Change::DeleteClaim(claim.id.uid.clone()));
             opened.checkpoint.commit(changes.collect()).await.unwrap();
             opened.checkpoint.close().await;
         }
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(open(&path, &cdi, &conditions).unwrap().dump.claims.len(), 1);
+        assert_eq!(open(&path, &cdi, &conditions, |_| Ok(Vec::new())).unwrap().dump.claims.len(), 1);
     }
 
     #[tokio::test]
@@ -173,10 +179,10 @@ mod tests {
         let older = checkpoint::open(&path).unwrap().checkpoint;
         older.commit(vec![Change::PutClaim(record.into())]).await.unwrap();
         older.close().await;
-        let opened = open(&path, &cdi, &conditions).unwrap();
+        let opened = open(&path, &cdi, &conditions, |_| Ok(Vec::new())).unwrap();
         opened.checkpoint.commit(vec![Change::DeleteClaim(uid)]).await.unwrap();
         opened.checkpoint.close().await;
-        assert!(open(&path, &cdi, &conditions).unwrap().dump.claims.is_empty());
+        assert!(open(&path, &cdi, &conditions, |_| Ok(Vec::new())).unwrap().dump.claims.is_empty());
         assert_eq!(conditions.list(), []);
     }
 

@@ -21,7 +21,7 @@ use nodedock_model::{DriverName, ExtendedResource, limit};
 #[derive(Args)]
 pub(super) struct GetArgs {
     what: What,
-    /// Only this one: a driver's, claim's or resource's name, POOL/DEVICE, or NAMESPACE/POD
+    /// Only this one: a driver's, claim's or resource's name, [NODE/]POOL/DEVICE, or NAMESPACE/POD
     name: Option<String>,
     #[arg(short, long, value_enum, default_value_t)]
     output: Format,
@@ -153,7 +153,8 @@ async fn show(client: &mut Client, args: &GetArgs) -> Result<bool> {
         What::Devices => {
             let request = v1::ListDevicesRequest { driver: String::new() };
             let answer = client.list_devices(request).await?.into_inner();
-            let devices = answer.devices.into_iter().filter(|device| is_device(device, &name));
+            let node = client.get_node(v1::GetNodeRequest {}).await?.into_inner().name;
+            let devices = answer.devices.into_iter().filter(|device| is_device(device, &name, &node));
             list(format, &devices.collect::<Vec<_>>(), "no devices")
         }
         What::Claims => {
@@ -304,12 +305,18 @@ fn with_reason(mut driver: v1::Driver) -> v1::Driver {
     driver
 }
 
-/// Whether a device has this name, alone or behind its pool and driver, or is one of this driver or resource.
-fn is_device(device: &v1::Device, wanted: &str) -> bool {
+/// Whether a device has this name, alone or behind its pool and driver, or is one of this pool, driver or resource. The pool has the name of
+/// the node, or not.
+fn is_device(device: &v1::Device, wanted: &str, node: &str) -> bool {
     let v1::Device { driver, pool, name, extended_resource, .. } = device;
-    let texts =
-        [driver, extended_resource, name, &format!("{pool}/{name}"), &format!("{driver}/{pool}/{name}")];
-    wanted.is_empty() || texts.into_iter().any(|text| text == wanted)
+    let in_node = pool.strip_prefix(node).and_then(|rest| rest.strip_prefix('/'));
+    let of_pool = |pool: &str| {
+        let device = format!("{pool}/{name}");
+        [pool, &device, &format!("{driver}/{device}")].contains(&wanted)
+    };
+    wanted.is_empty()
+        || [driver, extended_resource, name].into_iter().any(|text| text == wanted)
+        || [Some(pool.as_str()), in_node].into_iter().flatten().any(of_pool)
 }
 
 fn is_pod(status: &v1::PodStatus, wanted: &str) -> bool {

@@ -37,8 +37,8 @@ pub(super) struct PrepareArgs {
     /// Namespace of the composed pod
     #[arg(long, value_name = "NAME", default_value = "default")]
     namespace: String,
-    /// A device for it; may be given several times
-    #[arg(long, value_name = "DRIVER/POOL/DEVICE", requires = "pod", num_args = 1.., group = "for_pod")]
+    /// A device for it, as `get devices` lists it or without the node; may be given several times
+    #[arg(long, value_name = "DRIVER/[NODE/]POOL/DEVICE", requires = "pod", num_args = 1.., group = "for_pod")]
     device: Vec<String>,
     /// A claim of the local API for it; may be given several times
     #[arg(long, value_name = "NAME", requires = "pod", num_args = 1.., group = "for_pod", conflicts_with = "device")]
@@ -59,12 +59,16 @@ pub(super) struct UnprepareArgs {
 }
 
 pub(super) async fn prepare(location: &Location, args: PrepareArgs) -> Result<()> {
-    let Objects { mut claims, pods } = match &args.pod {
+    let Objects { mut claims, mut pods } = match &args.pod {
         Some(pod) if !args.claim.is_empty() => compose_with(&args.namespace, pod, &args.claim)?,
-        Some(pod) => compose(&args.namespace, pod, &args.device)?,
+        Some(pod) => compose(&args.namespace, pod, &args.device, "")?,
         None => read(&args.filename)?,
     };
     let mut client = connect(location).await?;
+    if let Some(pod) = args.pod.as_ref().filter(|_| !args.device.is_empty()) {
+        let node = client.get_node(v1::GetNodeRequest {}).await?.into_inner().name;
+        Objects { claims, pods } = compose(&args.namespace, pod, &args.device, &node)?;
+    }
     if args.device.len() > 1 {
         let adapters = client.list_adapters(v1::ListAdaptersRequest {}).await?.into_inner().adapters;
         join_requests(&mut claims, |driver| adapters.iter().any(|adapter| adapter.driver == driver.as_str()));
@@ -127,12 +131,15 @@ fn read(files: &[PathBuf]) -> Result<Objects> {
 }
 
 /// Composes a pod with one claim for the devices. Names and UIDs are derived from the arguments, so that repeating the command repeats the
-/// request.
-fn compose(namespace: &str, pod: &str, devices: &[String]) -> Result<Objects, CliError> {
+/// request, whether it names the pools with the node or without.
+fn compose(namespace: &str, pod: &str, devices: &[String], node: &str) -> Result<Objects, CliError> {
     let devices =
         devices.iter().enumerate().map(|(index, text)| device(index, text)).collect::<Result<Vec<_>, _>>()?;
     let named = |error: nodedock_model::NameError| CliError::usage(error.to_string(), NAME_HINT);
-    let names: Vec<_> = devices.iter().map(|d| format!("{}/{}/{}", d.driver, d.pool, d.device)).collect();
+    let in_node =
+        |pool: &str| pool.strip_prefix(node).and_then(|rest| rest.strip_prefix('/')).map(str::to_owned);
+    let pool = |of: &AllocatedDevice| in_node(of.pool.as_str()).unwrap_or_else(|| of.pool.to_string());
+    let names: Vec<_> = devices.iter().map(|d| format!("{}/{}/{}", d.driver, pool(d), d.device)).collect();
     let pod_uid = uid(&format!("pod/{namespace}/{pod}"));
     let claim_uid = uid(&format!("claim/{namespace}/{pod}/{}", names.join(",")));
     let short: String = claim_uid.as_str().chars().take(8).collect();
@@ -209,9 +216,9 @@ fn uid(text: &str) -> Uid {
         .expect("a UUID has digits, letters and dashes only")
 }
 
-/// Parses DRIVER/POOL/DEVICE. Names of pools may have slashes, those of drivers and devices may not.
+/// Parses DRIVER/[NODE/]POOL/DEVICE. Names of pools may have slashes, those of drivers and devices may not.
 fn device(index: usize, text: &str) -> Result<AllocatedDevice, CliError> {
-    let hint = "a device is named as DRIVER/POOL/DEVICE; `nodedock get devices` lists them";
+    let hint = "a device is named as DRIVER/POOL/DEVICE, and a pool as NODE/POOL, or POOL on this node; `nodedock get devices` lists them";
     let parts = text.split_once('/').and_then(|(driver, rest)| Some((driver, rest.rsplit_once('/')?)));
     let Some((driver, (pool, device))) = parts else {
         return Err(CliError::usage(format!("{text:?} is not the name of a device"), hint));
@@ -235,19 +242,22 @@ mod tests {
 
     #[test]
     fn a_composed_request_is_the_same_each_time_and_another_for_other_devices() {
-        let compose = |device: &str| compose("default", "demo", &[device.to_owned()]).unwrap();
+        let compose = |device: &str| compose("default", "demo", &[device.to_owned()], "node-1").unwrap();
         let (one, again, other) =
             (compose("d.dev/misc/fuse"), compose("d.dev/misc/fuse"), compose("d.dev/misc/kvm"));
         assert_eq!((&one.claims, &one.pods), (&again.claims, &again.pods));
         assert_ne!(one.claims[0].id, other.claims[0].id);
         assert_eq!(one.pods[0].pod, other.pods[0].pod);
+        let with_node = compose("d.dev/node-1/misc/fuse");
+        assert_eq!(one.claims[0].id, with_node.claims[0].id);
+        assert_ne!(one.claims[0].id, compose("d.dev/node-2/misc/fuse").claims[0].id);
     }
 
     /// Two Allocates for one container set its variable twice, and a runtime kept the last.
     #[test]
     fn devices_of_a_device_plugin_are_one_request_and_those_of_other_drivers_have_their_own() {
         let devices = ["a.dev/p/0", "b.dev/p/0", "a.dev/p/1", "b.dev/p/1"].map(str::to_owned);
-        let mut claims = compose("default", "demo", &devices).unwrap().claims;
+        let mut claims = compose("default", "demo", &devices, "node-1").unwrap().claims;
         join_requests(&mut claims, |driver| driver.as_str() == "a.dev");
         let devices = claims.remove(0).allocation.unwrap().devices;
         let requests: Vec<_> = devices.iter().map(|device| device.request.as_str()).collect();
@@ -262,7 +272,18 @@ mod tests {
 
     #[test]
     fn a_text_that_is_not_the_name_of_a_device_is_a_usage_error() {
-        for bad in ["", "d.dev", "d.dev/misc", "d.dev/misc/", "d.dev/misc/FUSE", "../../x"] {
+        for bad in [
+            "",
+            "d.dev",
+            "d.dev/misc",
+            "d.dev/misc/",
+            "d.dev/misc/FUSE",
+            "../../x",
+            "d.dev//misc/fuse",
+            "d.dev/node-1//fuse",
+            "d.dev//fuse",
+            "/node-1/misc/fuse",
+        ] {
             assert!(matches!(device(0, bad), Err(CliError::Usage { .. })), "{bad:?}");
         }
     }

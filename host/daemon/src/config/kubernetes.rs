@@ -12,7 +12,7 @@ use super::{binding, overhead, values};
 use nodedock_core::standard_attributes::NumaNodeForm;
 use nodedock_kube::extended_resources::MechanismSetting;
 use nodedock_kube::slices::{BindingRule, Overhead, SliceSettings};
-use nodedock_model::{ObjectName, limit};
+use nodedock_model::{ObjectName, PoolName, PoolNames, limit};
 
 /// The section of the config file. It has no UID of the instance, because all pods of a DaemonSet share the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -87,7 +87,7 @@ pub struct KubernetesConfig {
 pub enum SettingsError {
     #[error("--kubernetes needs the name of this node as the API server has it")]
     NoNodeName,
-    #[error("{name:?} is not the name of a Kubernetes node: {rule}")]
+    #[error("{name:?} is not the name of a node: {rule}")]
     NodeName { name: String, rule: String },
     #[error("the kubelet's root directory {0:?} is not an absolute path")]
     KubeletRoot(PathBuf),
@@ -112,7 +112,7 @@ impl SettingsError {
     pub fn hint(&self) -> &'static str {
         match self {
             Self::NoNodeName | Self::NodeName { .. } => {
-                "give --node-name; in a pod, NODEDOCK_NODE_NAME from the field spec.nodeName"
+                "give --node-name (nodeName in the config); in a pod, NODEDOCK_NODE_NAME from the field spec.nodeName"
             }
             Self::KubeletRoot(_) => "give --kubelet-root the value of the kubelet's --root-dir",
             Self::Pod(_) => {
@@ -151,6 +151,16 @@ pub(super) fn resolve(
         return Err(SettingsError::KubeletRoot(kubelet_root));
     }
     check_lengths(&kubelet_root)?;
+    // Rules are for many nodes, and name their pools without one; a pool of another node is none here.
+    let names = PoolNames { node: node_name.clone() };
+    let local = |pool: &mut Option<PoolName>| {
+        if let Some(own) = pool.as_ref().and_then(|pool| PoolName::new(names.local(pool.as_str())).ok()) {
+            *pool = Some(own);
+        }
+    };
+    let (mut overhead, mut binding) = (section.overhead.clone(), section.binding_conditions.clone());
+    overhead.iter_mut().for_each(|rule| local(&mut rule.pool));
+    binding.iter_mut().for_each(|rule| local(&mut rule.pool));
     let own_pod = flags.pod.map(|pod| own_pod(&pod).ok_or(SettingsError::Pod(pod))).transpose()?;
     Ok(Some(KubernetesConfig {
         node_name,
@@ -161,8 +171,8 @@ pub(super) fn resolve(
         request_burst: section.request_burst.unwrap_or(limit::API_BURST),
         slices: SliceSettings {
             evict_after: section.evict_unhealthy_after_seconds.map(Duration::from_secs),
-            overhead: section.overhead.clone(),
-            binding: section.binding_conditions.clone(),
+            overhead,
+            binding,
         },
         extended_resources: section.extended_resources.unwrap_or_default(),
         numa_node_form: match section.numa_node_list {
@@ -244,6 +254,22 @@ mod tests {
         let off = KubernetesFlags { enabled: Some(false), ..KubernetesFlags::default() };
         assert_eq!(of(off, &section), Ok(None));
         assert_eq!(of(KubernetesFlags::default(), &KubernetesSection::default()), Ok(None));
+    }
+
+    #[test]
+    fn a_rule_names_a_pool_with_this_node_or_without() {
+        let rules = |pool: &str| {
+            let text = format!(
+                "enabled: true\noverhead: [{{driver: g.dev, pool: {pool}, resources: {{cpu: {{perPod: \"1\"}}}}}}]\nbindingConditions: [{{driver: g.dev, pool: {pool}}}]\n"
+            );
+            let section: KubernetesSection = serde_saphyr::from_str(&text).unwrap();
+            let slices = of(KubernetesFlags::default(), &section).unwrap().unwrap().slices;
+            [slices.overhead[0].pool.clone(), slices.binding[0].pool.clone()]
+                .map(|pool| pool.unwrap().to_string())
+        };
+        for (named, own) in [("gpus", "gpus"), ("node-1/gpus", "gpus"), ("node-2/gpus", "node-2/gpus")] {
+            assert_eq!(rules(named), [own, own]);
+        }
     }
 
     #[test]

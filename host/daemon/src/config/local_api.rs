@@ -38,11 +38,11 @@ pub struct LocalApiConfig {
     pub listen: Option<SocketAddr>,
 }
 
-/// Puts flags and file together. None: there is no local API. `node_name`: of the flags, the file or the host.
+/// Puts flags and file together. None: there is no local API. `node`: of the flags, the file or the host.
 pub(super) fn resolve(
     flags: &LocalApiFlags,
     section: &LocalApiSection,
-    node_name: &str,
+    node: &ObjectName,
     is_kubernetes: bool,
 ) -> Result<Option<LocalApiConfig>, SettingsError> {
     let listen = flags.local_api_listen.or(section.listen);
@@ -58,16 +58,16 @@ pub(super) fn resolve(
     if let Some(address) = listen.filter(|address| !address.ip().is_loopback()) {
         return Err(SettingsError::NotLoopback(address));
     }
-    // Names of hosts may have upper-case letters, those of nodes may not.
-    let name = node_name.to_lowercase();
-    let node = ObjectName::new(&name)
-        .map_err(|error| SettingsError::NodeName { name: name.clone(), rule: error.to_string() })?;
-    Ok(Some(LocalApiConfig { node, listen }))
+    Ok(Some(LocalApiConfig { node: node.clone(), listen }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn node() -> ObjectName {
+        ObjectName::new("node-1").unwrap()
+    }
 
     fn on(listen: Option<&str>) -> LocalApiFlags {
         let local_api_listen = listen.map(|address| address.parse().unwrap());
@@ -78,23 +78,22 @@ mod tests {
     fn it_is_off_unless_asked_for_and_flags_win() {
         let section = LocalApiSection { enabled: Some(true), listen: "127.0.0.1:1".parse().ok() };
         let off = LocalApiFlags { enabled: Some(false), ..LocalApiFlags::default() };
-        assert_eq!(resolve(&LocalApiFlags::default(), &LocalApiSection::default(), "n", false), Ok(None));
-        assert_eq!(resolve(&off, &section, "n", false), Ok(None));
-        let found = resolve(&on(Some("[::1]:2")), &section, "Host", false).unwrap().unwrap();
-        assert_eq!((found.node.as_str(), found.listen), ("host", "[::1]:2".parse().ok()));
-        let found = resolve(&LocalApiFlags::default(), &section, "n", false).unwrap().unwrap();
+        assert_eq!(resolve(&LocalApiFlags::default(), &LocalApiSection::default(), &node(), false), Ok(None));
+        assert_eq!(resolve(&off, &section, &node(), false), Ok(None));
+        let found = resolve(&on(Some("[::1]:2")), &section, &node(), false).unwrap().unwrap();
+        assert_eq!((found.node, found.listen), (node(), "[::1]:2".parse().ok()));
+        let found = resolve(&LocalApiFlags::default(), &section, &node(), false).unwrap().unwrap();
         assert_eq!(found.listen, section.listen);
     }
 
     #[test]
     fn what_cannot_be_is_refused() {
         let section = LocalApiSection::default();
-        let refused = |flags, node, in_cluster| resolve(&flags, &section, node, in_cluster).unwrap_err();
-        assert_eq!(refused(on(None), "n", true), SettingsError::LocalApiInCluster);
+        let refused = |flags, in_cluster| resolve(&flags, &section, &node(), in_cluster).unwrap_err();
+        assert_eq!(refused(on(None), true), SettingsError::LocalApiInCluster);
         let open = "0.0.0.0:80";
-        assert_eq!(refused(on(Some(open)), "n", false), SettingsError::NotLoopback(open.parse().unwrap()));
-        assert!(matches!(refused(on(None), "my host", false), SettingsError::NodeName { .. }));
+        assert_eq!(refused(on(Some(open)), false), SettingsError::NotLoopback(open.parse().unwrap()));
         let stray = LocalApiFlags { enabled: None, ..on(Some(open)) };
-        assert_eq!(refused(stray, "n", false), SettingsError::ListensToNothing);
+        assert_eq!(refused(stray, false), SettingsError::ListensToNothing);
     }
 }

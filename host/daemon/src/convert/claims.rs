@@ -4,6 +4,7 @@ use nodedock_proto::node::v1;
 
 use super::{consumer_message, missing, name, object_message, optional, problem};
 use nodedock_core::manager::claims::{ClaimView, RefusedClaim, ReleasePreview, ReleaseRequest, Retry};
+use nodedock_core::pools::NodePools;
 use nodedock_kube::local::{Excluded, NotAllocated};
 use nodedock_model::{
     Caller, ClaimRecord, DriverName, DriverPart, KeptValue, ObjectRef, Problem, PutBack, ReleaseRecord,
@@ -14,13 +15,19 @@ pub(super) fn worst_problem(claim: &ClaimRecord) -> Option<v1::Problem> {
     claim.drivers.values().find_map(|part| part.problem.as_ref()).map(problem)
 }
 
-pub fn claim_status(view: &ClaimView, boot_id: &str, with_timeline: bool) -> v1::ClaimStatus {
+/// `pools` names the pools as the API does, here and below.
+pub fn claim_status(
+    view: &ClaimView,
+    pools: &NodePools,
+    boot_id: &str,
+    with_timeline: bool,
+) -> v1::ClaimStatus {
     let claim = &view.record;
     v1::ClaimStatus {
         id: Some(object_message(&claim.id)),
         state: claim.state.as_str().to_owned(),
         pods: claim.pods.values().map(object_message).collect(),
-        drivers: claim.drivers.iter().map(|(name, part)| claim_driver(view, name, part)).collect(),
+        drivers: claim.drivers.iter().map(|(name, part)| claim_driver(view, pools, name, part)).collect(),
         timeline: if with_timeline { claim.timeline.iter().map(transition).collect() } else { Vec::new() },
         stale_boot: claim.boot_id != boot_id,
         problem: worst_problem(claim),
@@ -39,7 +46,12 @@ fn kubelet_hold(claim: &ClaimRecord) -> Option<v1::KubeletHold> {
     })
 }
 
-fn claim_driver(view: &ClaimView, name: &DriverName, part: &DriverPart) -> v1::ClaimDriver {
+fn claim_driver(
+    view: &ClaimView,
+    pools: &NodePools,
+    name: &DriverName,
+    part: &DriverPart,
+) -> v1::ClaimDriver {
     let claim = &view.record;
     let status = view.retries.iter().find(|status| status.driver == *name);
     let state = match part.current() {
@@ -52,7 +64,7 @@ fn claim_driver(view: &ClaimView, name: &DriverName, part: &DriverPart) -> v1::C
     v1::ClaimDriver {
         driver: name.to_string(),
         state: state.to_owned(),
-        devices: claim.device_names(name).collect(),
+        devices: pools.devices_of(claim, name),
         cdi_devices: part.current().map(|_| cdi_names(claim, name)).unwrap_or_default(),
         version: by.map(|by| by.version.clone()).unwrap_or_default(),
         digest: by.map(|by| by.digest.clone()).unwrap_or_default(),
@@ -93,23 +105,23 @@ pub fn waiting_claim(id: &ObjectRef, why: &NotAllocated) -> v1::WaitingClaim {
     }
 }
 
-pub fn released_claim(released: &ReleaseRecord) -> v1::ReleasedClaim {
+pub fn released_claim(released: &ReleaseRecord, pools: &NodePools) -> v1::ReleasedClaim {
     let Caller { uid, user, pid } = released.by.clone();
     v1::ReleasedClaim {
         id: Some(object_message(&released.id)),
         at_ms: released.at_ms,
         by: Some(v1::Caller { uid, user: user.unwrap_or_default(), pid }),
         pods: released.pods.values().map(object_message).collect(),
-        untold: not_unprepared(released),
+        untold: not_unprepared(released, pools),
         timeline: released.timeline.iter().map(transition).collect(),
         values: released.put_back.iter().map(restored_value).collect(),
     }
 }
 
-fn not_unprepared(released: &ReleaseRecord) -> Vec<v1::UntoldDriver> {
+fn not_unprepared(released: &ReleaseRecord, pools: &NodePools) -> Vec<v1::UntoldDriver> {
     let one = |(driver, untold): (&DriverName, &Untold)| v1::UntoldDriver {
         driver: driver.to_string(),
-        devices: untold.devices.clone(),
+        devices: untold.devices.iter().map(|device| pools.published_device(driver, device)).collect(),
         problem: Some(problem(&untold.problem)),
     };
     released.untold.iter().map(one).collect()
@@ -126,11 +138,11 @@ pub fn release_request(claim: Option<&v1::ObjectRef>, by: Caller) -> Result<Rele
     })
 }
 
-pub fn release_preview(preview: &ReleasePreview) -> v1::ReleaseClaimResponse {
+pub fn release_preview(preview: &ReleasePreview, pools: &NodePools) -> v1::ReleaseClaimResponse {
     let ReleasePreview { record, drivers, values } = preview;
     let driver = |(name, serves): (&DriverName, &Result<(), Problem>)| v1::UntoldDriver {
         driver: name.to_string(),
-        devices: record.device_names(name).collect(),
+        devices: pools.devices_of(record, name),
         problem: serves.as_ref().err().map(problem),
     };
     v1::ReleaseClaimResponse {
@@ -142,12 +154,12 @@ pub fn release_preview(preview: &ReleasePreview) -> v1::ReleaseClaimResponse {
     }
 }
 
-pub fn release_response(released: &ReleaseRecord) -> v1::ReleaseClaimResponse {
+pub fn release_response(released: &ReleaseRecord, pools: &NodePools) -> v1::ReleaseClaimResponse {
     v1::ReleaseClaimResponse {
         claim: Some(object_message(&released.id)),
         state: String::new(),
         pods: released.pods.values().map(object_message).collect(),
-        drivers: not_unprepared(released),
+        drivers: not_unprepared(released, pools),
         values: released.put_back.iter().map(restored_value).collect(),
     }
 }

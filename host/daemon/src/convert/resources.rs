@@ -11,6 +11,7 @@ use nodedock_core::manager::devices::{
     TopologyHint,
 };
 use nodedock_core::manager::{PodResource, PodView};
+use nodedock_core::pools::NodePools;
 use nodedock_kube::extended_resources::{LocalPool, Mechanism, Mechanisms};
 use nodedock_model::{DriverName, ExtendedResource, Problem, Uid, limit};
 
@@ -136,7 +137,7 @@ pub fn set_mechanisms(
 }
 
 /// `mechanisms`: of a Kubernetes node.
-pub fn adapter(view: &AdapterView, mechanisms: Option<&Mechanisms>) -> v1::Adapter {
+pub fn adapter(view: &AdapterView, pools: &NodePools, mechanisms: Option<&Mechanisms>) -> v1::Adapter {
     let pool = LocalPool { driver: view.driver.clone(), pool: view.pool.clone() };
     let status = mechanisms.and_then(|mechanisms| mechanisms.pools.get(&pool));
     let waits_for = match (view.waits_for.as_str(), status) {
@@ -149,7 +150,7 @@ pub fn adapter(view: &AdapterView, mechanisms: Option<&Mechanisms>) -> v1::Adapt
     v1::Adapter {
         driver: view.driver.to_string(),
         resource: view.resource.to_string(),
-        pool: view.pool.to_string(),
+        pool: pools.published(&view.driver, &view.pool).to_string(),
         source: view.source.clone(),
         enabled: view.enabled,
         removed: view.is_removed,

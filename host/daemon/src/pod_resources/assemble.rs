@@ -5,27 +5,32 @@ use nodedock_proto::kubelet::pod_resources::{v1, v1alpha1};
 use nodedock_core::cdi;
 use nodedock_core::manager::devices::Capacity;
 use nodedock_core::manager::{PodResource, PodView, ResourceState};
-use nodedock_model::{ClaimRecord, ClaimState, ContainerKind, PreparedDevice};
+use nodedock_core::pools::NodePools;
+use nodedock_model::{ClaimRecord, ClaimState, ContainerKind, DriverName, PreparedDevice};
 
 /// A pod with its containers and sidecars; ordinary init containers have ended, or will before the others start.
-pub(super) fn pod(view: &PodView) -> v1::PodResources {
+pub(super) fn pod(view: &PodView, pools: &NodePools) -> v1::PodResources {
     let containers = view.kinds().into_iter().filter(|(_, kind)| *kind != ContainerKind::Init);
     v1::PodResources {
         name: view.pod.name.to_string(),
         namespace: view.pod.namespace.to_string(),
-        containers: containers.map(|(name, _)| container(view, name)).collect(),
+        containers: containers.map(|(name, _)| container(view, name, pools)).collect(),
         ..v1::PodResources::default()
     }
 }
 
-fn container(view: &PodView, name: &str) -> v1::ContainerResources {
+fn container(view: &PodView, name: &str, pools: &NodePools) -> v1::ContainerResources {
     let devices = held_by(view, name).flat_map(|held| {
         held.devices.iter().flat_map(|(id, nodes)| device(held.resource.as_str(), id, nodes))
     });
     v1::ContainerResources {
         name: name.to_owned(),
         devices: devices.collect(),
-        dynamic_resources: view.claims_of(name).into_iter().map(|claim| dynamic_resource(claim)).collect(),
+        dynamic_resources: view
+            .claims_of(name)
+            .into_iter()
+            .map(|claim| dynamic_resource(claim, pools))
+            .collect(),
         ..v1::ContainerResources::default()
     }
 }
@@ -53,11 +58,11 @@ fn device(resource: &str, id: &str, nodes: &[u32]) -> Vec<v1::ContainerDevices> 
 }
 
 /// A claim with all its devices, whatever requests of it a container names.
-fn dynamic_resource(claim: &ClaimRecord) -> v1::DynamicResource {
+fn dynamic_resource(claim: &ClaimRecord, pools: &NodePools) -> v1::DynamicResource {
     let mut claim_resources = Vec::new();
     for driver in claim.drivers.keys() {
         for (device, names) in cdi::cdi_devices(claim, driver) {
-            claim_resources.push(claim_resource(driver.as_str(), device, names));
+            claim_resources.push(claim_resource(claim, driver, device, names, pools));
         }
     }
     v1::DynamicResource {
@@ -67,11 +72,17 @@ fn dynamic_resource(claim: &ClaimRecord) -> v1::DynamicResource {
     }
 }
 
-fn claim_resource(driver: &str, device: &PreparedDevice, names: Vec<String>) -> v1::ClaimResource {
+fn claim_resource(
+    claim: &ClaimRecord,
+    driver: &DriverName,
+    device: &PreparedDevice,
+    names: Vec<String>,
+    pools: &NodePools,
+) -> v1::ClaimResource {
     v1::ClaimResource {
         cdi_devices: names.into_iter().map(|name| v1::CdiDevice { name }).collect(),
-        driver_name: driver.to_owned(),
-        pool_name: device.pool.to_string(),
+        driver_name: driver.to_string(),
+        pool_name: pools.published_in(claim, driver, &device.pool).to_string(),
         device_name: device.device.to_string(),
         share_id: device.share_id.clone(),
     }

@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::*;
+use nodedock_base::changes::Changes;
+use nodedock_base::conditions::Conditions;
 use nodedock_core::manager::claims::table::ClaimTable;
 use nodedock_core::manager::devices::{DeviceView, ResourceSource, ResourceView};
+use nodedock_core::registry::Registry;
 use nodedock_model::{
-    AllocationEntry, ContainerAllocation, ContainerClaim, DriverName, Edits, ExtendedResource, ObjectRef,
-    PluginDevice, PodAllocation, PodContainer, PodRecord, PooledClaim,
+    AllocationEntry, ContainerAllocation, ContainerClaim, DriverName, Edits, ExtendedResource, ObjectName,
+    ObjectRef, PluginDevice, PodAllocation, PodContainer, PodRecord, PoolNames, PooledClaim,
 };
 
 const DRIVER: &str = "gpu.example.com";
@@ -101,6 +104,18 @@ fn view(claims: Option<ClaimTable>, allocation: Option<Arc<PodAllocation>>) -> P
     PodView::new(&claims, pod.unwrap().uid.as_str(), allocation).unwrap()
 }
 
+/// Pools of the node `node-1`.
+fn pools() -> NodePools {
+    NodePools {
+        names: PoolNames { node: ObjectName::new("node-1").unwrap() },
+        registry: Registry::new(Changes::default(), Conditions::default(), None),
+    }
+}
+
+fn pod(view: &PodView) -> v1::PodResources {
+    super::pod(view, &pools())
+}
+
 /// Resource, device and NUMA nodes of each.
 fn listed(devices: &[v1::ContainerDevices]) -> Vec<(&str, &str, Vec<i64>)> {
     let one =
@@ -144,7 +159,7 @@ fn a_claim_is_listed_whole_whatever_request_a_container_names() {
         let cdi: Vec<_> = r.cdi_devices.iter().map(|device| device.name.clone()).collect();
         (r.driver_name.clone(), r.pool_name.clone(), r.device_name.clone(), r.share_id.clone(), cdi)
     };
-    let (driver, pool) = (DRIVER.to_owned(), "pool".to_owned());
+    let (driver, pool) = (DRIVER.to_owned(), "node-1/pool".to_owned());
     let expected = [
         (driver.clone(), pool.clone(), "gpu-0".to_owned(), None, vec![format!("{DRIVER}/claim=uid-c-gpu-0")]),
         (driver, pool, "gpu-1".to_owned(), Some("s-1".to_owned()), vec!["v/c=1".to_owned()]),

@@ -12,7 +12,7 @@ use super::device_plugins::{device_id, is_plugin_claim, split_id};
 use crate::events::Refusal;
 use crate::extended_resources::DeviceIds;
 use nodedock_core::manager::Manager;
-use nodedock_model::{DriverKind, DriverName, KubeletClaim, KubeletDevice, ObjectRef, Problem, ProblemCode};
+use nodedock_model::{DriverName, KubeletClaim, KubeletDevice, ObjectRef, Problem, ProblemCode};
 
 /// A start takes about so long.
 const HANDOVER_RETRY: Duration = Duration::from_secs(2);
@@ -48,18 +48,14 @@ impl Context {
         request_id: Arc<str>,
     ) -> Result<Vec<KubeletDevice>, Problem> {
         let mut devices = self.manager()?.prepare_for_kubelet(driver, claim, request_id).await?;
-        // What a driver that does not serve yet since a restart publishes is known by its claims alone.
-        let published_itself = || {
-            let mut records = self.parts.manager.claims().into_iter();
-            let record = records.find(|record| record.id.uid == claim.uid)?;
-            record.drivers.get(driver)?.by.as_ref().map(|by| by.kind == DriverKind::Grpc && !by.lists)
-        };
-        let serving = self.parts.registry.serving_publishes_itself(driver);
-        let publishes_itself = serving.or_else(published_itself).unwrap_or(false);
-        if !publishes_itself {
-            devices
-                .iter_mut()
-                .for_each(|device| device.pool = self.parts.pools.published(driver, &device.pool));
+        let records = self.parts.manager.claims();
+        let record = records.iter().find(|record| record.id.uid == claim.uid);
+        let pools = &self.parts.pools;
+        for device in &mut devices {
+            device.pool = match record {
+                Some(record) => pools.published_in(record, driver, &device.pool),
+                None => pools.published(driver, &device.pool),
+            };
         }
         Ok(devices)
     }

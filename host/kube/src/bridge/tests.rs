@@ -132,7 +132,7 @@ impl Node {
                     is_enabled: false,
                     directory: dir.path().join("metadata"),
                     access: FileAccess::default(),
-                    pools: None,
+                    pools: PoolNames { node: ObjectName::new("node-1").unwrap() },
                 },
                 kubelet_allocates: true,
             },

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::{EVENT_PODS_MAX, Events, named, of_pod, warning};
+use crate::pools::PoolNames;
 use crate::slices::{OnUnhealthy, UnhealthyDevice};
 use nodedock_core::manager::Manager;
 use nodedock_model::KubeletClaim;
@@ -24,6 +25,7 @@ impl Events {
     /// the rate of such events: the driver's reports set their pace.
     fn unhealthy(&self, device: &UnhealthyDevice, claims: &[KubeletClaim]) {
         let UnhealthyDevice { driver, pool, device, message } = device;
+        let pool = PoolNames { node: self.node_name.clone() }.shown(pool);
         let why = if message.is_empty() { String::new() } else { format!(": {message}") };
         let note = format!("device {pool}/{device} of driver {driver} is unhealthy{why}");
         let consumers =
@@ -85,8 +87,9 @@ mod tests {
         });
         let mut events: Vec<_> = events.collect();
         events.sort();
-        let note =
-            |device: &str| format!("device gpus/{device} of driver gpu.example.com is unhealthy: it is hot");
+        let note = |device: &str| {
+            format!("device node-1/gpus/{device} of driver gpu.example.com is unhealthy: it is hot")
+        };
         let expected = [
             format!("Node node-1: {}", note("gpu-1")),
             format!("Node node-1: {}", note("gpu-2")),

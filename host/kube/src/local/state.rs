@@ -40,10 +40,10 @@ pub struct NodeUse {
 impl NodeUse {
     /// Of the claims that a node has, with the names of pools that slices have.
     pub fn of(records: &[Arc<ClaimRecord>], pools: &NodePools) -> Self {
-        let device = |device: &AllocatedDevice| DeviceRequestAllocationResult {
+        let device = |record: &ClaimRecord, device: &AllocatedDevice| DeviceRequestAllocationResult {
             request: device.request.clone(),
             driver: device.driver.to_string(),
-            pool: pools.published(&device.driver, &device.pool).to_string(),
+            pool: pools.published_in(record, &device.driver, &device.pool).to_string(),
             device: device.device.to_string(),
             admin_access: device.admin_access.then_some(true),
             share_id: device.share_id.clone(),
@@ -54,7 +54,7 @@ impl NodeUse {
             ..DeviceRequestAllocationResult::default()
         };
         let claim = |record: &Arc<ClaimRecord>| {
-            let results = record.allocation.devices.iter().map(device).collect();
+            let results = record.allocation.devices.iter().map(|of| device(record, of)).collect();
             let devices = DeviceAllocationResult { config: None, results: Some(results) };
             let allocation = AllocationResult { devices: Some(devices), ..AllocationResult::default() };
             (record.id.uid.to_string(), allocation)

@@ -8,7 +8,7 @@ use nodedock_proto::kubelet::pod_resources::v1::{
     PodResources,
 };
 use nodedock_proto::node::v1;
-use nodedock_tests::{DEADLINE, Daemon};
+use nodedock_tests::{DEADLINE, Daemon, own_pool};
 use tokio::time::timeout;
 use tonic::transport::Channel;
 use tonic::{Code, Response, Status};
@@ -48,8 +48,11 @@ fn held(pods: &[v1::PodStatus]) -> BTreeMap<Device, BTreeSet<String>> {
 }
 
 fn key(device: &v1::Device) -> Device {
-    let id =
-        if device.pool.is_empty() { device.name.clone() } else { format!("{}/{}", device.pool, device.name) };
+    let id = if device.pool.is_empty() {
+        device.name.clone()
+    } else {
+        format!("{}/{}", own_pool(&device.pool), device.name)
+    };
     (device.extended_resource.clone(), id)
 }
 

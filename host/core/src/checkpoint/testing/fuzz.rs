@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::format::{self, RECORD_VERSION, Stored, Table};
 use super::upgrade::UPGRADES;
 use nodedock_model::{
-    ApiObject, ClaimRecord, ClaimValues, NameRecord, PodAllocation, PodRecord, ReleaseRecord,
+    ApiObject, ClaimRecord, ClaimValues, NameRecord, NodeRecord, PodAllocation, PodRecord, ReleaseRecord,
 };
 
 /// Checks that a record round-trips.
@@ -38,6 +38,7 @@ pub fn record(data: &[u8]) -> bool {
         Some(Table::Values) => read::<ClaimValues>(Table::Values, value),
         Some(Table::Objects) => read::<ApiObject>(Table::Objects, value),
         Some(Table::Names) => read::<NameRecord>(Table::Names, value),
+        Some(Table::Machine) => read::<NodeRecord>(Table::Machine, value),
     }
 }
 

@@ -27,8 +27,8 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
     Caller, Claim, ClaimRecord, ClaimReference, ClaimState, ContainerClaim, ContainerKind, DriverKind,
-    DriverName, Hold, KubeletDevice, ObjectName, ObjectRef, PluginDevice, PodContainer, PodRequest, Problem,
-    ReleaseRecord,
+    DriverName, Hold, KubeletDevice, ObjectName, ObjectRef, PluginDevice, PodContainer, PodRequest,
+    PoolNames, Problem, ReleaseRecord,
 };
 
 pub(crate) use fakes::{FakeDriver, FakePlugin, FakeSource, PluginCalls, Preference, Reply};
@@ -194,7 +194,7 @@ impl Home {
                     is_enabled: has_metadata,
                     directory: self.metadata(),
                     access: FileAccess::default(),
-                    pools: None,
+                    pools: PoolNames { node: ObjectName::new("node-1").unwrap() },
                 },
                 kubelet_allocates: false,
                 hardware: self.hardware(),

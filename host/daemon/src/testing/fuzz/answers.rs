@@ -9,8 +9,8 @@ use nodedock_core::cdi::{self, FileAccess};
 use nodedock_core::checkpoint::fuzz::check_kept;
 use nodedock_core::device_metadata::{self, MetadataFile, MetadataSettings};
 use nodedock_model::{
-    AllocatedDevice, Allocation, ClaimRecord, ClaimState, DriverKind, DriverPart, ObjectRef, PreparedBy,
-    PreparedClaim, Problem, Transition, is_cdi_vendor_or_class,
+    AllocatedDevice, Allocation, ClaimRecord, ClaimState, DriverKind, DriverPart, ObjectName, ObjectRef,
+    PoolNames, PreparedBy, PreparedClaim, Problem, Transition, is_cdi_vendor_or_class,
 };
 use nodedock_wasm::testing::fuzz::{Answer, Prepared, answer, driver};
 
@@ -35,7 +35,7 @@ fn metadata() -> MetadataSettings {
         is_enabled: true,
         directory: "/run/nodedock/device-metadata".into(),
         access: FileAccess::default(),
-        pools: None,
+        pools: PoolNames { node: ObjectName::new("node-1").expect("it is a DNS label") },
     }
 }
 

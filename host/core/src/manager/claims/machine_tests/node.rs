@@ -71,6 +71,7 @@ impl Durable {
             Change::PutValues(_) | Change::DeleteValues(_) => unreachable!("no driver of these writes"),
             Change::PutObject(_) | Change::DeleteObject(_) => unreachable!("of the local API alone"),
             Change::PutName(_) | Change::DeleteName(_) => unreachable!("of the registry alone"),
+            Change::PutNode(_) => unreachable!("of a start alone"),
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::cdi::{self, CdiDir, FileAccess};
 use crate::device_metadata::{self, MetadataSettings};
 use crate::manager::claims::fixtures::{claim, driver, pod};
 use crate::manager::tests::scene::{Daemon, FakeDriver, Home, Reply, ends};
-use nodedock_model::{DeviceStatus, NetworkData};
+use nodedock_model::{DeviceStatus, NetworkData, ObjectName, PoolNames};
 
 const IN_CONTAINER: &str =
     "/var/run/kubernetes.io/dra-device-attributes/resourceclaims/one/0/gpu.example.com-metadata.json";
@@ -171,7 +171,7 @@ async fn a_claim_that_is_rebuilt_from_its_cdi_file_has_the_same_metadata() {
         is_enabled: true,
         directory: home.metadata(),
         access: FileAccess::default(),
-        pools: None,
+        pools: PoolNames { node: ObjectName::new("node-1").unwrap() },
     };
     let files = |record| device_metadata::render(record, &settings);
     assert_eq!(files(&rebuilt.claims[&known[0].id.uid]), files(&known[0]));
