@@ -13,6 +13,8 @@ mod guest;
 
 use guest::Guest;
 
+const NAME: &[u8] = b"tiny.example.com";
+
 /// A driver: its file, what is in it, and what the daemon says of it.
 type Hostile = (&'static str, Vec<u8>, &'static str);
 
@@ -34,6 +36,10 @@ fn hostile() -> Vec<Hostile> {
         guest.extra = r#"(data (i32.const 300) "\1b[2J\nlevel=error")"#.into();
         guest.discover = flood.into();
     });
+    // Of two that describe one driver, the second would be refused for that.
+    let name =
+        flood.windows(NAME.len()).position(|window| window == NAME).expect("the name is in the module");
+    let flood = [&flood[..name], b"many", &flood[name + b"tiny".len()..]].concat();
     let grow = "(loop $l (drop (memory.grow (i32.const 16))) (br $l)) unreachable";
     vec![
         ("painted", guest(|guest| guest.extra = export.repeat(2)), "duplicate export name"),
