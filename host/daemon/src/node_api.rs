@@ -118,8 +118,7 @@ impl Node for NodeApi {
                             manager.prepare_pod(pod.clone(), inline.clone(), request_id.clone()).await;
                         drop(reservation);
                         let is_taken = outcome.claims.iter().any(|claim| {
-                            names.contains(&claim.name)
-                                && claim.end.as_ref().is_err_and(|problem| manager::is_in_use(problem))
+                            names.contains(&claim.name) && claim.end.as_ref().is_err_and(manager::is_in_use)
                         });
                         if !is_taken || tries == LOCAL_TRIES_MAX {
                             return Ok(outcome);

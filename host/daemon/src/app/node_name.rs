@@ -125,7 +125,7 @@ fn names_of_own_nodes(objects: &[ApiObject]) -> Vec<ObjectName> {
         let name = ObjectName::new(text(&node.object, "/metadata/name")).ok()?;
         let pools = PoolNames { node: name.clone() };
         let is_here = |pool: &&str| PoolName::new(pool).is_ok_and(|pool| pools.is_of_node(&pool));
-        let claims = objects.iter().filter(|object| pools_of_claim(object).iter().any(|pool| is_here(pool)));
+        let claims = objects.iter().filter(|object| pools_of_claim(object).iter().any(&is_here));
         Some((claims.count(), text(own, "/lastHeartbeatTime").to_owned(), name))
     };
     let mut found: Vec<_> =

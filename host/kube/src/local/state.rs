@@ -92,7 +92,7 @@ pub(super) enum Step {
     },
     /// End the allocation of a claim that is deleted and not in use.
     Release(Arc<ResourceClaim>),
-    /// End the allocation of a claim whose hardware a prepared claim has: it is allocated anew.
+    /// End the allocation of a claim whose hardware a prepared claim has: it is allocated again.
     Withdraw(Arc<ResourceClaim>),
     Allocate(Arc<ResourceClaim>),
 }

@@ -500,7 +500,7 @@ fn a_claim_gets_no_device_of_hardware_that_another_claim_has() {
 }
 
 #[test]
-fn a_claim_that_a_prepare_would_refuse_is_allocated_anew() {
+fn a_claim_that_a_prepare_would_refuse_is_allocated_again() {
     let mut machine = Machine::new(3);
     machine.create("a", 1);
     machine.create("b", 1);

@@ -47,7 +47,7 @@ impl Writes {
             }
             Step::Release(claim) => Some(self.release(&claim).await?),
             Step::Withdraw(claim) => {
-                tracing::info!(claim = %format_args!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any()), "a prepared claim has its hardware: it is allocated anew");
+                tracing::info!(claim = %format_args!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any()), "a prepared claim has its hardware: it is allocated again");
                 Some(
                     self.status(&claim, json!({ "allocation": null, "reservedFor": null, "devices": null }))
                         .await?,

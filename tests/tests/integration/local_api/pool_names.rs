@@ -31,7 +31,7 @@ async fn pod_resources_join_with_slices_and_every_list_has_the_same_name() {
     let daemon = machine().await;
     let device = printed(&daemon, "one").await;
     daemon.cli(&["prepare", "--pod", "web", "--claim", "one"]).await.done();
-    assert_eq!(exported(&daemon).await, [device.clone()]);
+    assert_eq!(exported(&daemon).await, std::slice::from_ref(&device));
     let slices = api(&daemon).await.slices().await.unwrap();
     let published: Vec<_> = slices
         .iter()

@@ -136,13 +136,15 @@ impl Manager {
                 result.outcome = Err(machine::held(&record.id, holder, key));
                 continue;
             }
+            // What it gave before is another container's, and its numbers may be another device's by now.
+            held.holds.retain(|known| !known.derived || known.driver.as_ref() != Some(&result.driver));
             let is_known = |hold: &Hold| {
                 held.holds.iter().any(|known| known.key == hold.key && known.driver == hold.driver)
             };
             derived.retain(|hold| !is_known(hold));
             held.holds.extend(derived);
         }
-        if held.holds.len() == record.holds.len() {
+        if held.holds == record.holds {
             return (record.clone(), results);
         }
         let held = Arc::new(held);

@@ -171,10 +171,10 @@ impl Manager {
             serving.mark_unchanged();
             let mut plan = self.decide(holder, claims, may_wait);
             // Who allocated such a claim may have another device for it.
-            let is_decided_anew = |(uid, problem): (&Uid, &Problem)| {
+            let is_allocated_again = |(uid, problem): (&Uid, &Problem)| {
                 is_in_use(problem) && claims.get(uid).is_some_and(|claim| self.source.allocates(&claim.id))
             };
-            if may_wait && plan.waiting.iter().any(is_decided_anew) {
+            if may_wait && plan.waiting.iter().any(is_allocated_again) {
                 may_wait = false;
                 plan = self.decide(holder, claims, may_wait);
             }

@@ -104,3 +104,17 @@ async fn what_a_claim_holds_by_its_nodes_outlives_the_daemon() {
     let (daemon, _, nodes) = with_two(&home);
     assert_eq!(prepare(&daemon, &nodes, &b, "nodes/0", access(&["/dev/dri/card0"])).await, "device-held");
 }
+
+#[tokio::test]
+async fn a_claim_that_is_prepared_again_with_another_node_leaves_the_first() {
+    let home = machine();
+    let (daemon, gpu, nodes) = with_two(&home);
+    let (a, b) = (pod("a"), pod("b"));
+    assert_eq!(prepare(&daemon, &gpu, &a, "gpu/0", access(&["/dev/dri/card0"])).await, "prepared");
+    daemon.crash().await;
+    let daemon = home.start_in("boot-2");
+    daemon.serve(&gpu);
+    daemon.serve(&nodes);
+    assert_eq!(prepare(&daemon, &gpu, &a, "gpu/0", access(&["/dev/dri/card1"])).await, "prepared");
+    assert_eq!(prepare(&daemon, &nodes, &b, "nodes/0", access(&["/dev/dri/card0"])).await, "prepared");
+}
