@@ -1,13 +1,21 @@
 //! Where the host looks at the node's hardware: the node itself, or a directory in its place.
 
 use std::fs::Metadata;
-use std::io;
+use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+
+use nodedock_base::beneath;
 use nodedock_model::NodeKind;
 
 use crate::sysfs::SysfsRoot;
+
+/// Time for what the kernel asks to repeat while paths on the way are renamed.
+const RESOLVE_WALL: Duration = Duration::from_secs(5);
 
 /// A root with `sys`, `dev`, `proc` and the directories of libraries and vendors.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,6 +91,24 @@ impl Hardware {
         }
     }
 
+    /// Returns what a path leads to, through every link, as an absolute path of the node without links.
+    pub(crate) fn resolve(&self, path: &str) -> io::Result<String> {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let root = rustix::fs::open(self.root(), flags | OFlags::DIRECTORY, Mode::empty())?;
+        let until = Instant::now() + RESOLVE_WALL;
+        let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        let found = beneath::open(&root, path, flags, resolve, until)?;
+        let place = |fd: &dyn AsRawFd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        let (root, found) = (place(&root)?, place(&found)?);
+        let outside =
+            || io::Error::other(format!("it is {}, outside of {}", found.display(), root.display()));
+        let below = found.strip_prefix(&root).map_err(|_| outside())?;
+        let path = Path::new("/").join(below).into_os_string().into_string();
+        path.map_err(|path| {
+            io::Error::new(ErrorKind::InvalidData, format!("{} is not UTF-8", path.display()))
+        })
+    }
+
     /// Returns kind and numbers of a node without opening a device or following a link; `None` if it is no device node.
     pub fn node(&self, path: &str) -> io::Result<Option<NodeNumbers>> {
         let path = self.path(path);
@@ -92,6 +118,19 @@ impl Hardware {
         }
         Ok(NodeNumbers::of(&found))
     }
+}
+
+/// Returns whether an error says that there is nothing at a path, or nothing that another process has as well: also a link that leads to itself,
+/// or to what only one process has (`/dev/stdin`).
+pub(crate) fn leads_nowhere(error: &io::Error) -> bool {
+    let kinds = [
+        ErrorKind::NotFound,
+        ErrorKind::NotADirectory,
+        ErrorKind::InvalidData,
+        // No file has a name that is too long.
+        ErrorKind::InvalidFilename,
+    ];
+    kinds.contains(&error.kind()) || error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error())
 }
 
 impl NodeNumbers {

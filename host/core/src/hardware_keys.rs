@@ -12,8 +12,9 @@
 //! A node without hardware (`/dev/fuse`, `/dev/vfio/vfio`, `/dev/nvidiactl`) has no directory of a device: the kernel has it below
 //! `/sys/devices/virtual`, or nowhere.
 
-use crate::hardware::{Hardware, NodeNumbers};
+use crate::hardware::{Hardware, NodeNumbers, leads_nowhere};
 use crate::sysfs::{Reader, SysfsRoot, present};
+use nodedock_model::rule::{is_plain_path, is_unprintable};
 use nodedock_model::{DeviceNode, Inventory, NODE_KEY, NetDevice, NodeKind, Problem, ProblemCode};
 
 const PCI: &str = "pci:";
@@ -62,10 +63,13 @@ fn of_identity(hardware: &Hardware, sysfs: &SysfsRoot, identity: &str) -> Result
     }
 }
 
-/// The device node at a path; `None` if there is nothing, or no device node.
+/// The device node at a path, or that a link there leads to; `None` if there is nothing, or no device node.
 fn look(hardware: &Hardware, path: &str) -> Result<Option<NodeNumbers>, Problem> {
-    match hardware.node(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+    if !is_plain_path(path) {
+        return Ok(None);
+    }
+    match hardware.resolve(path).and_then(|path| hardware.node(&path)) {
+        Err(error) if leads_nowhere(&error) => Ok(None),
         found => {
             found.map_err(|error| Problem::unavailable(ProblemCode::IoError, format!("{path}: {error}")))
         }
@@ -73,8 +77,9 @@ fn look(hardware: &Hardware, path: &str) -> Result<Option<NodeNumbers>, Problem>
 }
 
 fn directory(sysfs: &SysfsRoot, of: &str, name: &str) -> Result<Vec<String>, Problem> {
-    // A name with a slash is no name of the kernel.
-    let found = if name.contains('/') { None } else { sysfs.find(&format!("{of}/{name}"))? };
+    // Others are no names of the kernel.
+    let is_name = !matches!(name, "" | "." | "..") && !name.contains('/') && !name.contains(is_unprintable);
+    let found = if is_name { sysfs.find(&format!("{of}/{name}"))? } else { None };
     Ok(found.filter(|path| path.starts_with("devices/")).map(key).into_iter().collect())
 }
 
@@ -197,6 +202,9 @@ mod tests {
         ] {
             node(root, path, content);
         }
+        fs::create_dir_all(root.join("dev/dri/by-path")).unwrap();
+        symlink("../card0", root.join("dev/dri/by-path/pci-card")).unwrap();
+        symlink("circle", root.join("dev/circle")).unwrap();
         let hardware = Hardware::simulated(root);
         let sysfs = hardware.open_sys().unwrap();
         (dir, hardware, sysfs)
@@ -211,11 +219,21 @@ mod tests {
         assert_eq!(of("usb:1-2"), ["/sys/devices/pci0000:00/0000:00:14.0/usb1/1-2"]);
         assert_eq!(of("dev:/dev/dri/card0"), ["node:character:226:0", &format!("{gpu}/drm/card0")]);
         assert_eq!(of("dev:/dev/nvidia0"), ["node:character:195:0"]);
+        assert_eq!(
+            of("dev:/dev/dri/by-path/pci-card"),
+            of("dev:/dev/dri/card0"),
+            "a link is what it leads to"
+        );
         for none in [
             "usb:1-2:1.0",
             "pci:0000:99:00.0",
             "pci:../pci/devices/0000:3b:00.0",
+            "pci:..",
+            "usb:",
             "dev:/dev/absent",
+            "dev:/dev/fuse/port1",
+            "dev:/dev/../dev/fuse",
+            "dev:/dev/circle",
             "dev:/dev/text",
             "uuid:x",
             "",

@@ -6,11 +6,10 @@
 
 use async_trait::async_trait;
 
-use crate::manager::claims::source::ClaimSource;
+use crate::manager::claims::source::{ClaimDirectory, ClaimSource};
 use crate::registry::Registry;
 use nodedock_model::{
     AllocatedDevice, Claim, ClaimRecord, DriverKind, DriverName, ObjectName, PoolName, PoolNames, Problem,
-    Uid,
 };
 
 /// The pools of this node's drivers.
@@ -80,26 +79,16 @@ impl NodePools {
     }
 }
 
-/// A source of claims with the names from outside, as one with the drivers' own.
-pub struct LocalizedClaims<S> {
-    pub source: S,
+/// A directory of claims with the names from outside, as a source with the drivers' own.
+pub struct LocalizedClaims {
+    pub source: ClaimDirectory,
     pub pools: NodePools,
 }
 
 #[async_trait]
-impl<S: ClaimSource> ClaimSource for LocalizedClaims<S> {
+impl ClaimSource for LocalizedClaims {
     async fn claim(&self, namespace: &ObjectName, name: &ObjectName) -> Result<Option<Claim>, Problem> {
         let found = self.source.claim(namespace, name).await?;
-        Ok(found.map(|claim| self.pools.localized(claim)))
-    }
-
-    async fn claim_with_uid(
-        &self,
-        namespace: &ObjectName,
-        name: &ObjectName,
-        uid: &Uid,
-    ) -> Result<Option<Claim>, Problem> {
-        let found = self.source.claim_with_uid(namespace, name, uid).await?;
         Ok(found.map(|claim| self.pools.localized(claim)))
     }
 }

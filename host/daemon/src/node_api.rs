@@ -23,6 +23,7 @@ use nodedock_base::users;
 use nodedock_core::adapters::AdapterView;
 use nodedock_core::checkpoint::Checkpoint;
 use nodedock_core::driver::{Driver, NodeFacts};
+use nodedock_core::manager::claims::ClaimOutcome;
 use nodedock_core::manager::devices::{Capacity, ResourceSource, ResourceView};
 use nodedock_core::manager::{self, Manager, PodView};
 use nodedock_core::pools::NodePools;
@@ -117,14 +118,15 @@ impl Node for NodeApi {
                         let outcome =
                             manager.prepare_pod(pod.clone(), inline.clone(), request_id.clone()).await;
                         drop(reservation);
-                        let is_taken = outcome.claims.iter().any(|claim| {
+                        let is_taken = |claim: &&ClaimOutcome| {
                             names.contains(&claim.name) && claim.end.as_ref().is_err_and(manager::is_in_use)
-                        });
-                        if !is_taken || tries == LOCAL_TRIES_MAX {
+                        };
+                        let mut taken = outcome.claims.iter().filter(is_taken).peekable();
+                        if taken.peek().is_none() || tries == LOCAL_TRIES_MAX {
                             return Ok(outcome);
                         }
                         tries += 1;
-                        local.settle().await;
+                        local.allocate_again(taken.filter_map(|claim| claim.uid.as_ref())).await;
                     }
                 };
                 let ended = self.tasks.complete("prepare-with-local-claims", work).await;

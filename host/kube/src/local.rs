@@ -83,6 +83,8 @@ struct Shared {
     client: KubeClient,
     pools: NodePools,
     reservations: Mutex<Reservations>,
+    /// UIDs of claims whose devices a prepare found with others.
+    refused: Mutex<Vec<String>>,
     wake: Notify,
     view: watch::Sender<Arc<View>>,
     /// Rounds of decisions that began, and that ended with nothing more to do.
@@ -126,6 +128,7 @@ impl LocalClaims {
             client,
             pools,
             reservations: Mutex::default(),
+            refused: Mutex::default(),
             wake: Notify::new(),
             view: watch::Sender::default(),
             begun: AtomicU64::new(0),
@@ -215,8 +218,10 @@ impl LocalClaims {
         Err(Problem::unavailable(ProblemCode::ClaimNotAllocated, message))
     }
 
-    /// Waits until everything that follows from what the node has now is decided: a claim whose devices another one has may have others then.
-    pub async fn settle(&self) {
+    /// Has claims allocated again that a prepare refused because others have their devices, and waits until that is decided. A claim whose
+    /// prepare is under way for another pod stays as it is.
+    pub async fn allocate_again(&self, refused: impl Iterator<Item = &Uid>) {
+        self.0.refused.lock().extend(refused.map(ToString::to_string));
         let begun = self.0.begun.load(Ordering::SeqCst);
         let mut settled = self.0.settled.subscribe();
         self.0.wake.notify_one();
@@ -347,6 +352,7 @@ impl Shared {
     /// Reads the reservations, and what the node has prepared, in this order: a reservation ends when its pod is in the latter.
     fn in_use(&self, state: &mut State, prepared: &dyn PreparedClaims) -> Reservations {
         let reservations = self.reservations.lock().clone();
+        self.refused.lock().drain(..).for_each(|uid| state.refuse(uid));
         state.set_device_holds(prepared.device_holds());
         state.set_node_use(prepared.node_use());
         reservations

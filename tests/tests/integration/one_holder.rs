@@ -3,7 +3,7 @@
 use nodedock_tests::compose::{claim, pod, request};
 use nodedock_tests::drivers::{Form, side_file, wasm};
 use nodedock_tests::recorded::Recorded;
-use nodedock_tests::{Daemon, Options, Root};
+use nodedock_tests::{Daemon, Options, Output, Root};
 
 const PCI: &str = "pci.nodedock.dev";
 const VFIO: &str = "vfio-pci.nodedock.dev";
@@ -60,6 +60,17 @@ async fn start(options: Options) -> Daemon {
     daemon
 }
 
+fn claim_of(name: &str, class: &str) -> String {
+    format!(
+        "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {{name: {name}}}\nspec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: {class}}}}}]}}}}\n"
+    )
+}
+
+async fn create(daemon: &Daemon, name: &str, text: &str) -> Output {
+    let file = daemon.write(&format!("{name}.yaml"), text);
+    daemon.cli(&["claim", "create", "-f", file.to_str().unwrap(), "--timeout", "1"]).await
+}
+
 #[tokio::test]
 async fn a_node_of_hardware_that_is_claimed_is_given_by_no_other_driver_in_either_order() {
     let daemon = start(Options::default()).await;
@@ -101,25 +112,28 @@ async fn other_hardware_and_control_nodes_are_given_beside_a_claim() {
 #[tokio::test]
 async fn the_allocator_offers_nothing_that_a_prepare_would_refuse() {
     let daemon = start(Options::default().flag("--local-api")).await;
-    let classes = daemon.write("classes.yaml", CLASSES);
-    daemon.cli(&["claim", "create", "-f", classes.to_str().unwrap()]).await.done();
-    let create = async |name: &str, class: &str| {
-        let text = format!(
-            "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {{name: {name}}}\nspec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: {class}}}}}]}}}}\n"
-        );
-        let file = daemon.write(&format!("{name}.yaml"), text);
-        daemon.cli(&["claim", "create", "-f", file.to_str().unwrap(), "--timeout", "1"]).await
-    };
-    create("whole", "display").await.done_with(&["0000-01-00-0"]);
-    create("node", "card").await.done_with(&["dri-card1"]);
+    create(&daemon, "classes", CLASSES).await.done();
+    create(&daemon, "whole", &claim_of("whole", "display")).await.done_with(&["0000-01-00-0"]);
+    create(&daemon, "node", &claim_of("node", "card")).await.done_with(&["dri-card1"]);
     for claim in ["whole", "node"] {
         daemon.cli(&["prepare", "--pod", claim, "--claim", claim]).await.done();
     }
-    let late = create("late", "card").await;
+    let late = create(&daemon, "late", &claim_of("late", "card")).await;
     assert_ne!(late.code, Some(0), "{late:?}");
     let why = daemon.cli(&["explain", "claim", "late"]).await.done();
     assert!(why.contains("its hardware is in use by claim"), "{why}");
     daemon.cli(&["unprepare", "default/whole"]).await.done();
     daemon.cli(&["claim", "delete", "whole"]).await.done();
     daemon.cli(&["prepare", "--pod", "late", "--claim", "late"]).await.done();
+}
+
+/// `prepare --device` takes what it names, also if a claim was given it and has not been prepared yet.
+#[tokio::test]
+async fn a_claim_whose_device_was_taken_before_its_prepare_gets_another_in_that_prepare() {
+    let daemon = start(Options::default().flag("--local-api")).await;
+    create(&daemon, "classes", CLASSES).await.done();
+    create(&daemon, "node", &claim_of("node", "card")).await.done_with(&["dri-card0"]);
+    let named = format!("{NODES}/nodes/dri-card0");
+    daemon.cli(&["prepare", "--pod", "first", "--device", &named]).await.done();
+    daemon.cli(&["prepare", "--pod", "second", "--claim", "node"]).await.done_with(&["dri-card1"]);
 }

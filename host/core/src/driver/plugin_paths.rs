@@ -6,14 +6,8 @@
 
 use std::fs::DirEntry;
 use std::io::{self, ErrorKind};
-use std::os::fd::AsRawFd;
-use std::path::Path;
-use std::time::{Duration, Instant};
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
-
-use crate::hardware::{Hardware, NodeNumbers};
-use nodedock_base::beneath;
+use crate::hardware::{Hardware, NodeNumbers, leads_nowhere};
 use nodedock_model::limit::{ALLOCATION_ENTRIES_MAX, PATH_BYTES_MAX};
 use nodedock_model::{
     AllocationNode, ContainerAllocation, DeviceNode, ExtendedResource, NodeKind, Problem, ProblemCode,
@@ -21,8 +15,6 @@ use nodedock_model::{
 
 /// Entries of directories that are read for one answer: `/dev` of a large node has some thousands.
 const DIRECTORY_ENTRIES_MAX: usize = 16 << 10;
-/// Time for what the kernel asks to repeat while paths on the way are renamed.
-const RESOLVE_WALL: Duration = Duration::from_secs(5);
 
 /// Directories that no runtime expands, and entries that it does not pass on (`getDevices` of containerd).
 const SKIPPED_DIRECTORIES: [&str; 7] = ["pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts", ".udev"];
@@ -36,7 +28,8 @@ pub(crate) fn device_nodes(
 ) -> Result<Vec<DeviceNode>, Problem> {
     for mount in &allocation.mounts {
         // The runtime mounts what a link leads to when the container starts.
-        resolve(hardware, &mount.host_path)
+        hardware
+            .resolve(&mount.host_path)
             .map_err(|error| unreadable(resource, "mounts", &mount.host_path, &error))?;
     }
     let mut found = Found { resource, hardware, nodes: Vec::new(), entries: 0 };
@@ -56,7 +49,7 @@ struct Found<'a> {
 impl Found<'_> {
     fn add(&mut self, node: &AllocationNode) -> Result<(), Problem> {
         let unreadable = |error| unreadable(self.resource, "devices", &node.host_path, &error);
-        let path = resolve(self.hardware, &node.host_path).map_err(unreadable)?;
+        let path = self.hardware.resolve(&node.host_path).map_err(unreadable)?;
         match self.hardware.node(&path).map_err(unreadable)? {
             Some(numbers) => self.push(node, path, node.container_path.clone(), numbers),
             None if is_directory(self.hardware, &path).map_err(unreadable)? => self.expand(node, &path),
@@ -188,28 +181,10 @@ fn named(node: &AllocationNode) -> String {
     format!("{} (host_path of devices)", node.host_path)
 }
 
-/// Returns what a path leads to, through every link, as an absolute path of the node without links.
-fn resolve(hardware: &Hardware, path: &str) -> io::Result<String> {
-    let flags = OFlags::PATH | OFlags::CLOEXEC;
-    let root = rustix::fs::open(hardware.root(), flags | OFlags::DIRECTORY, Mode::empty())?;
-    let until = Instant::now() + RESOLVE_WALL;
-    let resolve = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    let found = beneath::open(&root, path, flags, resolve, until)?;
-    let place = |fd: &dyn AsRawFd| std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
-    let (root, found) = (place(&root)?, place(&found)?);
-    let outside = || io::Error::other(format!("it is {}, outside of {}", found.display(), root.display()));
-    let below = found.strip_prefix(&root).map_err(|_| outside())?;
-    let path = Path::new("/").join(below).into_os_string().into_string();
-    path.map_err(|path| io::Error::new(ErrorKind::InvalidData, format!("{} is not UTF-8", path.display())))
-}
-
 fn unreadable(resource: &ExtendedResource, field: &str, path: &str, error: &io::Error) -> Problem {
     let message =
         format!("the answer of the plugin of {resource} names {path} (host_path of {field}): {error}");
-    let leads_nowhere = [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::InvalidData];
-    // A link that leads to itself, or to what only another process has (`/dev/stdin`).
-    let is_loop = error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
-    let problem = match leads_nowhere.contains(&error.kind()) || is_loop {
+    let problem = match leads_nowhere(error) {
         true => Problem::invalid(ProblemCode::AllocationPathMissing, message),
         false => Problem::unavailable(ProblemCode::IoError, message),
     };

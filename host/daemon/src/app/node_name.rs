@@ -170,7 +170,7 @@ fn text<'a>(value: &'a Value, at: &str) -> &'a str {
 /// The condition of a node that keeps its name.
 fn kept(name: &ObjectName, host: &ObjectName) -> Problem {
     let message = format!(
-        "the host is named {host:?} now, and this node keeps the name {name:?}, which its claims and slices have: set nodeName to {name} in the         config to keep it, or end all claims, set nodeName to {host} and restart the daemon to rename the node"
+        "the host is named {host:?} now, and this node keeps the name {name:?}, which its claims and slices have: set nodeName to {name} in the config to keep it, or end all claims, set nodeName to {host} and restart the daemon to rename the node"
     );
     Problem::conflict(ProblemCode::NodeNameKept, message)
 }

@@ -121,6 +121,8 @@ pub(super) struct State {
     inventory: Option<Arc<Inventory>>,
     in_use: InUse,
     of_devices: Arc<DeviceHolds>,
+    /// UIDs of claims whose devices a prepare found with others.
+    refused: BTreeSet<String>,
     has_node: bool,
     /// Counts changes that may let a refused claim be allocated: of classes, slices and the node, and devices that became free. A free device
     /// helps also one whose selector failed, since devices in use are not evaluated.
@@ -161,6 +163,7 @@ impl State {
             inventory: None,
             in_use: InUse::default(),
             of_devices: Arc::default(),
+            refused: BTreeSet::new(),
             has_node: false,
             epoch: 0,
             unlisted: BTreeSet::from(["claims", "classes", "slices", "pods", "nodes"]),
@@ -254,6 +257,7 @@ impl State {
 
     fn end_use(&mut self, claim: &ResourceClaim) {
         if let (Some(uid), Some(_)) = (claim.uid(), allocation(claim)) {
+            self.refused.remove(&uid);
             self.in_use.remove(&uid);
             self.allocated.remove(&uid);
             self.epoch += 1;
@@ -261,6 +265,7 @@ impl State {
     }
 
     pub(super) fn set_node_use(&mut self, node_use: NodeUse) {
+        self.refused.retain(|uid| !node_use.claims.contains_key(uid));
         if node_use == self.node_use {
             return;
         }
@@ -301,10 +306,22 @@ impl State {
         self.node_use.holds.iter().for_each(|(uid, holds)| self.in_use.hold(uid, holds));
     }
 
-    /// Whether a claim has hardware that a prepared claim has too: what that one gets was not known when it was allocated.
+    /// A prepare of a claim was refused, because others have its devices.
+    pub(super) fn refuse(&mut self, uid: String) {
+        // One that has no devices by now gets others anyway.
+        if self.allocated.contains(&uid) {
+            self.refused.insert(uid);
+        }
+    }
+
+    /// Whether others have what a claim is allocated, and it is not prepared: a prepare said so, or a prepared claim has its hardware, which was
+    /// not known when it was allocated.
     fn is_taken(&self, claim: &ResourceClaim) -> bool {
         let is_prepared = |uid: &str| self.node_use.claims.contains_key(uid);
-        claim.uid().is_some_and(|uid| !is_prepared(&uid) && self.in_use.in_the_way(&uid).any(is_prepared))
+        claim.uid().is_some_and(|uid| {
+            let is_taken = || self.refused.contains(&uid) || self.in_use.in_the_way(&uid).any(is_prepared);
+            !is_prepared(&uid) && is_taken()
+        })
     }
 
     pub(super) fn claims(&self) -> impl Iterator<Item = &Arc<ResourceClaim>> {

@@ -9,27 +9,46 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::machine::{self, DerivedKey, DriverResult};
+use super::machine::{self, DerivedKey, DeviceFacts, DriverResult};
 use super::table::device_key;
 use crate::driver::Published;
 use crate::hardware_keys;
 use crate::manager::Manager;
 use nodedock_base::error::chain;
 use nodedock_model::{
-    ClaimRecord, Device, DeviceAccess, DeviceName, DeviceNode, DriverName, Edits, Hold, NetDevice, PoolName,
+    ClaimRecord, Device, DeviceAccess, DeviceName, DeviceNode, DriverName, Hold, NetDevice, PoolName,
     PreparedClaim, Problem, ProblemCode,
 };
 
 /// Devices of which keys are remembered; far more than a node has.
 const REMEMBERED_MAX: usize = 65_536;
 
-/// Keys of what containers got of devices, by `driver/pool/device`.
+/// Keys of what containers got of devices.
 #[derive(Default)]
 pub(crate) struct Remembered {
-    given: Mutex<BTreeMap<String, Given>>,
+    given: Mutex<AllGiven>,
     /// What follows for every device, until something changes.
     holds: Mutex<(Basis, Arc<Vec<HardwareHolds>>)>,
 }
+
+#[derive(Default)]
+struct AllGiven {
+    /// By `driver/pool/device`.
+    devices: BTreeMap<String, Given>,
+    /// Counts changes.
+    revision: u64,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Given {
+    name: FullName,
+    /// As the driver had it: one that has changed may give something else.
+    device: Option<Device>,
+    keys: Vec<DerivedKey>,
+}
+
+/// A device of a driver.
+type FullName = (DriverName, PoolName, DeviceName);
 
 /// What a device keeps from others by the hardware behind it.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,67 +64,65 @@ pub struct HardwareHolds {
 #[derive(Default)]
 struct Basis {
     published: Vec<(DriverName, Arc<Published>)>,
-    given: BTreeMap<String, Given>,
+    /// Of what was given.
+    revision: u64,
 }
 
 impl Basis {
     fn is_same(&self, other: &Self) -> bool {
-        let pairs = || self.published.iter().zip(&other.published);
-        self.published.len() == other.published.len()
-            && pairs().all(|(one, other)| one.0 == other.0 && Arc::ptr_eq(&one.1, &other.1))
-            && self.given == other.given
+        let mut pairs = self.published.iter().zip(&other.published);
+        self.revision == other.revision
+            && self.published.len() == other.published.len()
+            && pairs.all(|(one, other)| one.0 == other.0 && Arc::ptr_eq(&one.1, &other.1))
     }
-}
-
-#[derive(Debug, Clone, PartialEq)]
-struct Given {
-    /// As the driver had it: one that has changed may give something else.
-    device: Option<Device>,
-    keys: Vec<DerivedKey>,
 }
 
 impl Remembered {
-    fn put(&self, key: String, device: Option<Device>, keys: Vec<DerivedKey>) {
-        let mut remembered = self.given.lock();
-        if keys.is_empty() {
-            remembered.remove(&key);
-        } else if remembered.len() < REMEMBERED_MAX || remembered.contains_key(&key) {
-            remembered.insert(key, Given { device, keys });
+    fn put(&self, key: &str, given: Given) {
+        let mut all = self.given.lock();
+        let is_known = all.devices.get(key).is_some_and(|known| *known == given);
+        let has_room = all.devices.len() < REMEMBERED_MAX || all.devices.contains_key(key);
+        if is_known || !has_room || (given.keys.is_empty() && all.devices.remove(key).is_none()) {
+            return;
         }
+        if !given.keys.is_empty() {
+            all.devices.insert(key.to_owned(), given);
+        }
+        all.revision += 1;
     }
 
     pub(super) fn get(&self, key: &str, device: Option<&Device>) -> Vec<DerivedKey> {
-        let remembered = self.given.lock();
-        let given = remembered.get(key).filter(|given| given.device.as_ref() == device);
-        given.map(|given| given.keys.clone()).unwrap_or_default()
+        let all = self.given.lock();
+        // A device that gave nothing holds nothing more.
+        let given = all.devices.get(key).filter(|given| given.device.as_ref() == device);
+        given.map_or_else(Vec::new, |given| given.keys.clone())
     }
 }
 
 impl Manager {
     /// What the devices of all drivers keep from others by their hardware: by what drivers declare, and by what their containers got.
     pub fn hardware_holds(&self) -> Arc<Vec<HardwareHolds>> {
-        let mut published = self.registry.published();
-        published.sort_by(|(one, _), (other, _)| one.cmp(other));
-        let basis = Basis { published, given: self.remembered.given.lock().clone() };
+        let basis =
+            Basis { published: self.registry.published(), revision: self.remembered.given.lock().revision };
         let mut known = self.remembered.holds.lock();
         if !known.0.is_same(&basis) {
-            let holds = self.holds_by(&basis);
+            let holds = self.holds_by(&basis.published);
             *known = (basis, Arc::new(holds));
         }
         known.1.clone()
     }
 
-    fn holds_by(&self, basis: &Basis) -> Vec<HardwareHolds> {
-        let mut names = BTreeSet::new();
-        for (driver, published) in &basis.published {
+    fn holds_by(&self, published: &[(DriverName, Arc<Published>)]) -> Vec<HardwareHolds> {
+        let given = self.remembered.given.lock().devices.values().map(|given| given.name.clone()).collect();
+        let mut names: BTreeSet<FullName> = given;
+        for (driver, published) in published {
             for (pool, found) in &published.inventory.pools {
                 names.extend(
                     found.devices.keys().map(|device| (driver.clone(), pool.clone(), device.clone())),
                 );
             }
         }
-        names.extend(basis.given.keys().filter_map(|key| split_key(key)));
-        let holds = |(driver, pool, device): (DriverName, PoolName, DeviceName)| {
+        let holds = |(driver, pool, device): FullName| {
             let facts = self.facts(&driver, pool.as_str(), device.as_str());
             let holds = facts.hardware_holds(&driver, facts.allow_multiple_allocations);
             HardwareHolds { driver, pool, device, holds }
@@ -119,49 +136,52 @@ impl Manager {
         record: &Arc<ClaimRecord>,
         mut results: Vec<DriverResult>,
     ) -> (Arc<ClaimRecord>, Vec<DriverResult>) {
+        let mut given = BTreeMap::new();
         for result in &mut results {
             let Ok(prepared) = &result.outcome else { continue };
-            if let Err(problem) = self.remember(record, &result.driver, prepared).await {
-                result.outcome = Err(problem);
+            match self.given(record, &result.driver, prepared).await {
+                Ok(found) => given.extend(found),
+                Err(problem) => result.outcome = Err(problem),
             }
         }
-        let mut held = ClaimRecord::clone(record);
+        given.iter().for_each(|(key, given)| self.remembered.put(key, given.clone()));
+        let facts = |driver: &DriverName, pool: &str, device: &str| {
+            let facts = self.facts(driver, pool, device);
+            let derived = given.get(&device_key(driver, pool, device)).map(|given| given.keys.clone());
+            DeviceFacts { derived: derived.unwrap_or_else(|| facts.derived.clone()), ..facts }
+        };
+        let mut holds = record.holds.clone();
         let mut table = self.table();
         for result in results.iter_mut().filter(|result| result.outcome.is_ok()) {
             let is_of = |driver: &DriverName| *driver == result.driver;
-            let facts = |driver: &DriverName, pool: &str, device: &str| self.facts(driver, pool, device);
             let mut derived = machine::holds_of(&record.allocation, is_of, facts);
             derived.retain(|hold| hold.derived);
             if let Some((holder, key)) = table.conflict(&record.id.uid, &derived) {
                 result.outcome = Err(machine::held(&record.id, holder, key));
                 continue;
             }
-            // What it gave before is another container's, and its numbers may be another device's by now.
-            held.holds.retain(|known| !known.derived || known.driver.as_ref() != Some(&result.driver));
-            let is_known = |hold: &Hold| {
-                held.holds.iter().any(|known| known.key == hold.key && known.driver == hold.driver)
-            };
-            derived.retain(|hold| !is_known(hold));
-            held.holds.extend(derived);
+            // What it gave before is no container's any more, and its numbers may be another device's by now.
+            holds.retain(|known| !known.derived || known.driver.as_ref() != Some(&result.driver));
+            derived
+                .retain(|new| !holds.iter().any(|known| known.key == new.key && known.driver == new.driver));
+            holds.extend(derived);
         }
-        if held.holds == record.holds {
+        if holds == record.holds {
             return (record.clone(), results);
         }
-        let held = Arc::new(held);
+        let held = Arc::new(ClaimRecord { holds, ..ClaimRecord::clone(record) });
         drop(table.put(held.clone()));
         (held, results)
     }
 
-    /// Remembers what each device of a claim gives.
-    async fn remember(
+    /// What each device of a claim gives, by `driver/pool/device`.
+    async fn given(
         &self,
         record: &ClaimRecord,
         driver: &DriverName,
         prepared: &PreparedClaim,
-    ) -> Result<(), Problem> {
-        let names: Vec<String> =
-            prepared.devices.iter().flat_map(|device| cdi_names(&device.access)).cloned().collect();
-        if !names.is_empty() {
+    ) -> Result<BTreeMap<String, Given>, Problem> {
+        if prepared.devices.iter().any(|device| !cdi_names(&device.access).is_empty()) {
             self.survey().await;
         }
         // The nodes of a recorded machine are below its own directory.
@@ -170,13 +190,14 @@ impl Manager {
             let message = format!("{} cannot be read: {}", hardware.sys().display(), chain(&error));
             Problem::unavailable(ProblemCode::IoError, message)
         })?;
-        let pools = prepared.devices.iter().map(|device| &device.pool).collect::<BTreeSet<_>>();
+        let pools: BTreeSet<_> = prepared.devices.iter().map(|device| &device.pool).collect();
         let control: Vec<_> =
             pools.into_iter().filter_map(|pool| self.registry.control_nodes(driver, pool)).collect();
         let keys = |nodes: &[DeviceNode], interfaces: &[NetDevice]| {
             let mut keys = Vec::new();
             for node in nodes {
-                let found = hardware_keys::of_edit(hardware, &sysfs, node)?.unwrap_or_default();
+                // One that is not there is given to no container.
+                let Some(found) = hardware_keys::of_edit(hardware, &sysfs, node)? else { continue };
                 let has_hardware = found.has_hardware;
                 // A driver cannot say so of hardware.
                 if !has_hardware && control.iter().any(|nodes| nodes.matches(node.node_path())) {
@@ -190,43 +211,35 @@ impl Manager {
             }
             Ok::<_, Problem>(keys)
         };
-        let of_edits = |edits: &Edits| keys(&edits.device_nodes, &edits.net_devices);
-        let of_all = of_edits(&prepared.edits)?;
-        let mut by_device: BTreeMap<(String, String), Vec<DerivedKey>> = BTreeMap::new();
-        for device in &prepared.devices {
-            let (pool, name) = (device.pool.to_string(), device.device.to_string());
-            let found = by_device.entry((pool, name)).or_insert_with(|| of_all.clone());
-            found.extend(device.access.edits().map(of_edits).transpose()?.unwrap_or_default());
-            for given in cdi_names(&device.access).flat_map(|name| self.cdi.given(name)) {
-                found.extend(keys(&given.device_nodes, &given.net_devices)?);
+        let of_all = keys(&prepared.edits.device_nodes, &prepared.edits.net_devices)?;
+        let mut given = BTreeMap::new();
+        for allocated in record.allocation.of_driver(driver) {
+            let (pool, name) = (&allocated.pool, &allocated.device);
+            let mut found = of_all.clone();
+            for device in prepared.devices.iter().filter(|of| of.pool == *pool && of.device == *name) {
+                if let Some(edits) = device.access.edits() {
+                    found.extend(keys(&edits.device_nodes, &edits.net_devices)?);
+                }
+                for file in cdi_names(&device.access).iter().flat_map(|name| self.cdi.given(name)) {
+                    found.extend(keys(&file.device_nodes, &file.net_devices)?);
+                }
             }
-        }
-        let of_driver = record.allocation.of_driver(driver);
-        for device in of_driver {
-            let (pool, name) = (device.pool.as_str(), device.device.as_str());
-            let mut keys =
-                by_device.remove(&(pool.to_owned(), name.to_owned())).unwrap_or_else(|| of_all.clone());
-            let known = self.registry.device(driver, pool, name);
+            let device = self.registry.device(driver, pool.as_str(), name.as_str());
             // What the driver declares it holds anyway.
-            keys.retain(|found| known.as_ref().is_none_or(|device| !device.keys.contains(&found.key)));
-            keys.sort();
-            keys.dedup();
-            self.remembered.put(device_key(driver, pool, name), known, keys);
+            found.retain(|found| device.as_ref().is_none_or(|device| !device.keys.contains(&found.key)));
+            found.sort();
+            found.dedup();
+            let full = (driver.clone(), pool.clone(), name.clone());
+            let key = device_key(driver, pool.as_str(), name.as_str());
+            given.insert(key, Given { name: full, device, keys: found });
         }
-        Ok(())
+        Ok(given)
     }
 }
 
-fn split_key(key: &str) -> Option<(DriverName, PoolName, DeviceName)> {
-    let (driver, rest) = key.split_once('/')?;
-    let (pool, device) = rest.rsplit_once('/')?;
-    Some((DriverName::new(driver).ok()?, PoolName::new(pool).ok()?, DeviceName::new(device).ok()?))
-}
-
-fn cdi_names(access: &DeviceAccess) -> impl Iterator<Item = &String> {
-    let names = match access {
-        DeviceAccess::Edits(_) => &[][..],
+fn cdi_names(access: &DeviceAccess) -> &[String] {
+    match access {
+        DeviceAccess::Edits(_) => &[],
         DeviceAccess::CdiDevices(names) | DeviceAccess::EditsAndCdiDevices(_, names) => names,
-    };
-    names.iter()
+    }
 }

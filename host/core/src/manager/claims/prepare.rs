@@ -28,7 +28,8 @@ use nodedock_base::clock::now_ms;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::locks::LockGuard;
 use nodedock_model::{
-    Claim, ClaimRecord, ClaimReference, DriverName, ObjectRef, PodRequest, Problem, ProblemCode, Uid, limit,
+    AllocatedDevice, Claim, ClaimRecord, ClaimReference, DeviceName, DriverName, ObjectRef, PodRequest,
+    PoolName, Problem, ProblemCode, Uid, limit,
 };
 
 /// A claim of a request, as its source has it.
@@ -135,9 +136,7 @@ impl Manager {
             devices.enumerate().filter(|(_, device)| device.share_id.is_none() && !device.admin_access)
         {
             let before = known.iter().flat_map(|known| &known.allocation.devices).nth(place);
-            if let Some(before) =
-                before.filter(|before| before.device == device.device && before.pool == device.pool)
-            {
+            if let Some(before) = before.filter(|before| device_of(before) == device_of(device)) {
                 // As when it was prepared, also by an older release, which wrote none.
                 (device.share_id, device.consumed) = (before.share_id.clone(), before.consumed.clone());
                 continue;
@@ -480,6 +479,10 @@ impl Manager {
             }
         }
     }
+}
+
+fn device_of(allocated: &AllocatedDevice) -> (&DriverName, &PoolName, &DeviceName) {
+    (&allocated.driver, &allocated.pool, &allocated.device)
 }
 
 fn outcome(request: &PodRequest, resolved: ResolvedClaim, ends: &Outcomes) -> ClaimOutcome {

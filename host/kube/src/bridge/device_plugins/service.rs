@@ -104,10 +104,15 @@ impl DevicePluginService {
         containers: Vec<wire::ContainerPreferredAllocationRequest>,
         request_id: &Arc<str>,
     ) -> Vec<wire::ContainerPreferredAllocationResponse> {
-        let is_connected = self.plugin().await.is_ok();
-        let manager = self.resource.context.manager().ok();
         // After a restart it may register a moment later.
-        let manager = manager.filter(|_| is_connected);
+        let asked = match self.plugin().await {
+            Ok(_) => self.resource.context.manager(),
+            Err(problem) => Err(problem),
+        };
+        if let Err(problem) = &asked {
+            let resource = &self.resource.name;
+            tracing::info!(%resource, request = %request_id, %problem, "a kubelet gets no preference");
+        }
         let mut preferred = Vec::new();
         for container in containers {
             let mut available = container.available_device_ids;
@@ -115,11 +120,9 @@ impl DevicePluginService {
             let size = usize::try_from(container.allocation_size).unwrap_or(0);
             let question = Question { available, must_include: container.must_include_device_ids, size };
             let deadline = Instant::now() + limit::CLAIM_CALL_DEADLINE;
-            let device_ids = match &manager {
-                Some(manager) => {
-                    manager.preferred(&self.resource.name, request_id, &question, deadline).await
-                }
-                None => Vec::new(),
+            let device_ids = match &asked {
+                Ok(manager) => manager.preferred(&self.resource.name, request_id, &question, deadline).await,
+                Err(_) => Vec::new(),
             };
             preferred.push(wire::ContainerPreferredAllocationResponse { device_ids });
         }
