@@ -263,11 +263,20 @@ pub(crate) fn answered(answer: &v1::PreparePodResponse) -> Value {
     json!({"claims": answer.claims.iter().map(outcome).collect::<Vec<_>>(), "containers": containers})
 }
 
+/// `POOL/DEVICE` of a device as claims name it.
+fn in_pool(device: &str) -> String {
+    let parts: Vec<_> = device.rsplitn(3, '/').collect();
+    let [device, pool, ..] = parts[..] else { panic!("{device} is not POOL/DEVICE") };
+    format!("{pool}/{device}")
+}
+
 fn status(claim: &v1::ClaimStatus) -> Value {
     let driver = |driver: &v1::ClaimDriver| {
+        // The daemon publishes the pools of a WASM driver as NODE/POOL; a plugin names its own as it likes.
+        let devices: Vec<_> = driver.devices.iter().map(|device| in_pool(device)).collect();
         let seen = json!({
             "state": driver.state,
-            "devices": driver.devices,
+            "devices": devices,
             "cdi_devices": driver.cdi_devices.len(),
             "problem": problem(driver.problem.as_ref()),
         });
