@@ -50,22 +50,14 @@ pub enum Point {
     PredecessorAnswered,
     /// The file of a stored driver without claims is removed, and its metadata is not.
     KeptForgotten,
-    /// Devices of extended resources are chosen for a pod, and that is durable.
-    AllocateIntended,
-    /// Before the call of a device plugin to allocate them.
+    /// Before the call of a device plugin to allocate devices.
     AllocateCall,
     /// The device plugin has responded, and the response is in memory only.
     AllocateAnswered,
-    /// The plugins' responses are durable, and the response to the pod is not sent.
-    AllocateCommitted,
-    /// The release of a pod's devices is durable; the response is not sent.
-    AllocateFreed,
     /// What is decided about an adapter, or known of its devices, is not durable yet.
     AdapterDecided,
     /// It is durable, and does not count yet.
     AdapterRecorded,
-    /// A device plugin has answered Allocate for a claim of its adapter, and the answer is in memory only.
-    AdapterAnswered,
     /// A driver's write below `/sys` is durable as an intent, and not executed.
     SysfsWriteIntended,
     /// The write is executed, and recorded in memory only.

@@ -48,13 +48,16 @@ use nodedock_base::conditions::Conditions;
 use nodedock_base::failpoint::{self, Point};
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
-    Adapter, DriverKind, DriverName, ExtendedResource, NameSource, PluginDevice, PodAllocation, PoolName,
-    Problem, ProblemCode,
+    Adapter, DriverKind, DriverName, ExtendedResource, NameSource, PluginDevice, PoolName, Problem,
+    ProblemCode,
 };
 
 /// Time for what the rules of an adapter read of all its devices.
 const PUBLISH_WALL: Duration = Duration::from_secs(10);
 const PUBLISH_RETRY: Duration = Duration::from_secs(10);
+
+/// IDs of devices that pods have, by resource.
+pub type Taken = BTreeMap<ExtendedResource, BTreeSet<String>>;
 
 /// An adapter, and where it was written: `the config`, or a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -125,17 +128,16 @@ pub struct AdapterView {
 }
 
 impl Adapters {
-    /// Reads what operators decided, and registers the drivers. `allocations`: what pods of the node API have. `claimed`: drivers that have
-    /// claims, each with the kind that prepared them, if that is known.
+    /// Reads what operators decided, and registers the drivers. `taken`: what pods of the node API have by the plugins' IDs. `claimed`: drivers that
+    /// have claims, each with the kind that prepared them, if that is known.
     pub fn load(
         parts: AdapterParts,
         entries: AdapterEntries,
-        allocations: &[PodAllocation],
+        mut taken: Taken,
         claimed: &BTreeMap<DriverName, Option<DriverKind>>,
     ) -> Self {
         let record = record::read(&parts.file, &parts.conditions);
         let mut adapted = merged(&parts, entries, record.clone(), claimed);
-        let mut taken = taken(allocations.iter());
         for (resource, adapted) in &mut adapted {
             adapted.taken = taken.remove(resource).unwrap_or_default();
         }
@@ -256,9 +258,8 @@ impl Adapters {
         self.changed();
     }
 
-    /// Takes what pods of the node API have. What they have by the plugins' IDs becomes only less, whichever of two calls comes first.
-    pub fn set_allocations<'a>(&self, allocations: impl Iterator<Item = &'a PodAllocation>) {
-        let taken = taken(allocations);
+    /// Takes what pods of the node API have by the plugins' IDs. It becomes only less, whichever of two calls comes first.
+    pub fn set_taken(&self, taken: &Taken) {
         let mut state = self.state();
         let mut is_changed = false;
         for (resource, adapted) in &mut state.adapted {
@@ -615,15 +616,4 @@ impl Adapters {
 /// The registry's source of an adapter.
 fn source_of(resource: &ExtendedResource) -> String {
     format!("device plugin {resource}")
-}
-
-/// What pods have by the plugins' IDs: entries with a claim have devices of a driver.
-fn taken<'a>(
-    allocations: impl Iterator<Item = &'a PodAllocation>,
-) -> BTreeMap<ExtendedResource, BTreeSet<String>> {
-    let mut taken: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
-    for entry in allocations.flat_map(|pod| &pod.entries).filter(|entry| entry.claim.is_none()) {
-        taken.entry(entry.resource.clone()).or_default().extend(entry.devices.keys().cloned());
-    }
-    taken
 }

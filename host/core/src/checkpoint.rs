@@ -4,6 +4,7 @@
 //! wait during a commit are committed together, with one sync. Never decides the next state of a claim,
 //! and never deletes or overwrites a file that it cannot read. `docs/checkpoint-format.md` describes the format.
 
+mod adopted;
 mod carry;
 mod database;
 mod error;
@@ -31,8 +32,10 @@ use tokio::sync::watch;
 use nodedock_base::batches::Batches;
 use nodedock_base::error::chain;
 use nodedock_base::failpoint::{self, Point};
+#[cfg(test)]
+use nodedock_model::PodAllocation;
 use nodedock_model::{
-    ApiObject, ClaimRecord, ClaimValues, NameRecord, NodeRecord, PodAllocation, PodRecord, ReleaseRecord, Uid,
+    ApiObject, ClaimRecord, ClaimValues, NameRecord, NodeRecord, PodRecord, ReleaseRecord, Uid,
 };
 
 pub use database::StoreError;
@@ -58,6 +61,8 @@ pub enum Change {
     DeletePod(Uid),
     PutReleased(Arc<ReleaseRecord>),
     DeleteReleased(Uid),
+    /// As an older release wrote it.
+    #[cfg(test)]
     PutAllocation(Arc<PodAllocation>),
     DeleteAllocation(Uid),
     PutValues(Arc<ClaimValues>),
@@ -117,6 +122,7 @@ pub fn open_or_recover<E: From<OpenError> + From<CommitError>>(
         changes.extend(claims.iter().map(|claim| Change::PutClaim(Arc::new(claim.clone()))));
         dump.claims.extend(claims);
     }
+    changes.extend(adopted::adopt(&mut dump));
     changes.extend(settle(&mut dump)?);
     if mark.is_some() || !changes.is_empty() {
         // What the next start finds again.

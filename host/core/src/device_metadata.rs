@@ -210,7 +210,7 @@ fn serves(device: &PreparedDevice, request: &str) -> bool {
 fn edits_mut(access: &mut DeviceAccess) -> Option<&mut Edits> {
     match access {
         DeviceAccess::Edits(edits) | DeviceAccess::EditsAndCdiDevices(edits, _) => Some(edits),
-        DeviceAccess::CdiDevices(_) => None,
+        DeviceAccess::CdiDevices(_) | DeviceAccess::Plugin(_) => None,
     }
 }
 

@@ -5,6 +5,7 @@
 
 pub mod containment;
 pub mod moved;
+pub mod plugin_calls;
 pub(crate) mod plugin_paths;
 pub mod quarantine;
 pub mod stats;

@@ -19,7 +19,7 @@ pub(crate) mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -42,15 +42,15 @@ use crate::manager::claims::unprepare_retry::UnprepareRetries;
 use crate::manager::claims::values::RecordedValues;
 use crate::manager::claims::{ClaimOutcome, PodSelector, SharedClaimTable};
 use crate::manager::devices::metrics::DeviceMetrics;
-use crate::manager::devices::{DeviceState, ResourceOutcome};
+use crate::manager::devices::{Choices, DeviceState, ResourceOutcome};
 use crate::registry::Registry;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::locks::Locks;
 use nodedock_base::tasks::Tasks;
 use nodedock_model::{
-    Claim, ClaimReference, DriverName, ExtendedResource, ObjectName, ObjectRef, PodAllocation, PodRequest,
-    Problem, ProblemCode, Uid,
+    Claim, ClaimReference, DriverName, ExtendedResource, ObjectName, ObjectRef, PodRequest, Problem,
+    ProblemCode, Uid,
 };
 
 pub use answer::ContainerAnswer;
@@ -91,7 +91,6 @@ pub struct ManagerSettings {
 /// What a manager is built from.
 pub struct ManagerParts {
     pub claims: Arc<SharedClaimTable>,
-    pub allocations: Vec<PodAllocation>,
     pub checkpoint: Checkpoint,
     pub values: Arc<RecordedValues>,
     pub cdi: CdiDir,
@@ -105,8 +104,10 @@ pub struct ManagerParts {
     pub tasks: Tasks,
 }
 
-/// The state of claims, allocations and pods, and everything that changes it.
+/// The state of claims, extended resources and pods, and everything that changes it.
 pub struct Manager {
+    /// For the drivers that it makes of device plugins.
+    this: Weak<Self>,
     claims: Arc<SharedClaimTable>,
     devices: Mutex<DeviceState>,
     /// One request at a time for a pod.
@@ -181,15 +182,14 @@ impl PodOutcome {
 
 impl Manager {
     pub fn new(parts: ManagerParts) -> Arc<Self> {
-        let ManagerParts { claims, allocations, checkpoint, values, cdi, registry, adapters, .. } = parts;
+        let ManagerParts { claims, checkpoint, values, cdi, registry, adapters, .. } = parts;
         let ManagerParts { source, settings, changes, conditions, tasks, .. } = parts;
         let devices = {
             let claims = claims.lock();
-            // A pod that left has no allocation any more, and its pool claims until their driver is back.
-            let of_pool_claims = pool_claims::resources(claims.pods().map(|pod| &**pod));
-            DeviceState::new(allocations, of_pool_claims)
+            DeviceState::new(pool_claims::resources(claims.pods().map(|pod| &**pod)))
         };
-        Arc::new(Self {
+        let manager = Arc::new_cyclic(|this| Self {
+            this: this.clone(),
             claims,
             devices: Mutex::new(devices),
             pod_locks: Locks::default(),
@@ -222,7 +222,9 @@ impl Manager {
             claim_metrics: ClaimMetrics::default(),
             device_metrics: DeviceMetrics::default(),
             started: tokio::time::Instant::now(),
-        })
+        });
+        manager.serve_plugins_of_claims();
+        manager
     }
 
     /// Device plugins that are drivers.
@@ -303,18 +305,14 @@ impl Manager {
 
     /// What a pod holds, and what it was answered.
     pub fn pod(&self, uid: &str) -> Option<PodView> {
-        let allocation = self.allocation(uid);
-        PodView::new(&self.table(), uid, allocation)
+        PodView::new(&self.table(), uid)
     }
 
     /// Every pod that holds something, by namespace and name.
     pub fn pods(&self) -> Vec<PodView> {
-        let mut allocations = self.allocations();
         let table = self.table();
-        let records = table.pods().map(|pod| &pod.pod.uid);
-        let uids: BTreeSet<_> = records.chain(allocations.keys()).cloned().collect();
-        let view = |uid: Uid| PodView::new(&table, uid.as_str(), allocations.remove(&uid));
-        let mut pods: Vec<_> = uids.into_iter().filter_map(view).collect();
+        let mut pods: Vec<_> =
+            table.pods().filter_map(|record| PodView::new(&table, record.pod.uid.as_str())).collect();
         pods.sort_by(|a, b| a.pod.cmp(&b.pod));
         pods
     }
@@ -327,75 +325,61 @@ impl Manager {
 
     /// Pods that hold something, those of a kubelet among them: a claim names the pods for which it is reserved.
     pub fn pods_count(&self) -> usize {
-        let allocations = self.allocations();
         let table = self.table();
         let holds = table.claims().filter_map(|claim| claim.kubelet.as_ref());
         let of_kubelet = holds.flat_map(|hold| &hold.consumers).filter(|consumer| consumer.is_pod());
-        let uids = table.pods().map(|pod| &pod.pod.uid).chain(allocations.keys());
+        let uids = table.pods().map(|pod| &pod.pod.uid);
         uids.chain(of_kubelet.map(|pod| &pod.uid)).collect::<BTreeSet<_>>().len()
     }
 
     /// Whether an unprepare of a pod may have something to do.
     pub fn might_need_unprepare(&self, pod: &str) -> bool {
-        let has_claims = {
-            let table = self.table();
-            table.pod(pod).is_some() || !table.claims_of_pod(pod).is_empty()
-        };
-        has_claims || self.allocation(pod).is_some()
+        let table = self.table();
+        table.pod(pod).is_some() || !table.claims_of_pod(pod).is_empty()
     }
 
     async fn prepare(&self, request: PodRequest, inline: Vec<Claim>, request_id: Arc<str>) -> PodOutcome {
         // Also while it waits for a device: an unprepare that comes meanwhile has to find what this request takes.
         let _pod = self.pod_locks.take([request.pod.uid.clone()]).await;
-        let mut resources = self.allocate(&request, &request_id).await;
-        let mut choices = 1;
+        let mut choices = self.choose_devices(&request, &request_id).await;
+        let mut tries = 1;
         let claims = loop {
-            let pool_claims = self.pool_claims(&request.pod, &mut resources);
+            let pool_claims = PoolClaims::new(&request.pod, &mut choices);
             let (whole, inline) = (pool_claims.request(&request), pool_claims.inline(&inline));
             let mut claims = self.prepare_claims(&whole, &inline, request_id.clone()).await;
             let refused = claims.split_off(request.claims.len()).into_iter();
             let refused: BTreeMap<_, _> = refused.filter_map(|o| Some((o.uid?, o.end.err()?))).collect();
             let mut held = refused.clone();
             held.retain(|_, problem| is_in_use(problem));
-            if choices < CHOICES_MAX && !held.is_empty() && !self.tasks.is_stopping() {
-                choices += 1;
+            if tries < CHOICES_MAX && !held.is_empty() && !self.tasks.is_stopping() {
+                tries += 1;
                 for claim in held.keys() {
-                    self.choose_again(&request.pod, &pool_claims, claim, &request_id, &mut resources).await;
+                    self.choose_again(&request.pod, claim, &request_id, &mut choices).await;
                 }
                 continue;
             }
-            refused.into_iter().for_each(|(claim, p)| pool_claims.set(&claim, &Err(p), &mut resources));
+            refused.into_iter().for_each(|(claim, p)| pool_claims::set(&claim, &Err(p), &mut choices));
             break claims;
         };
+        let resources = self.settle_choices(&request, &choices);
         let containers = self.containers(&request, &claims, &resources);
         PodOutcome { pod: request.pod, claims, resources, containers }
     }
 
-    /// The pool claims for what was allocated. An allocation that makes no valid claim is refused.
-    fn pool_claims(&self, pod: &ObjectRef, resources: &mut [ResourceOutcome]) -> PoolClaims {
-        let allocation = self.allocation(pod.uid.as_str());
-        allocation.map_or_else(PoolClaims::default, |allocation| PoolClaims::new(&allocation, resources))
-    }
-
     /// Chooses other devices for a pool claim whose devices another claim took first.
-    async fn choose_again(
-        &self,
-        pod: &ObjectRef,
-        pool_claims: &PoolClaims,
-        claim: &Uid,
-        request_id: &Arc<str>,
-        resources: &mut [ResourceOutcome],
-    ) {
-        let Some(user) = pool_claims.user(claim) else { return };
-        let unprepared =
-            self.unprepare_one_claim(claim, UnprepareRequest::Pod(&pod.uid), request_id.clone()).await;
-        let chosen = match unprepared {
-            Ok(()) => self.reallocate(&pod.uid, &user.container, &user.resource, request_id).await,
+    async fn choose_again(&self, pod: &ObjectRef, claim: &Uid, request_id: &Arc<str>, choices: &mut Choices) {
+        let chosen = choices.values().filter_map(|choice| choice.as_ref().ok()?.as_ref());
+        let Some(entry) = chosen.into_iter().find(|entry| entry.claim.id.uid == *claim).cloned() else {
+            return;
+        };
+        let by = UnprepareRequest::Pod(&pod.uid);
+        let others = match self.unprepare_one_claim(claim, by, request_id.clone()).await {
+            Ok(()) => self.choose_others(pod, &entry).await,
             Err(problem) => Err(problem),
         };
-        let (container, resource, found) = (&user.container, &user.resource, chosen.is_ok());
+        let (container, resource, found) = (&entry.container, &entry.resource, others.is_ok());
         tracing::info!(%pod, container, %resource, request = %request_id, found, "another claim took the devices first");
-        pool_claims.set(claim, &chosen, resources);
+        pool_claims::set(claim, &others, choices);
     }
 
     /// The answers for a pod's containers, if nothing was refused.
@@ -408,14 +392,12 @@ impl Manager {
         if claims.iter().any(|claim| claim.end.is_err()) || resources.iter().any(|r| r.end.is_err()) {
             return Vec::new();
         }
-        let (pod, allocation) = (&request.pod, self.allocation(request.pod.uid.as_str()));
-        let table = self.table();
+        let (pod, table) = (&request.pod, self.table());
         let containers = match table.pod(pod.uid.as_str()) {
-            Some(record) => answer::of_record(record, |uid| table.claim(uid).cloned(), allocation.as_deref()),
+            Some(record) => answer::of_record(record, |uid| table.claim(uid).cloned()),
             // A pod without claims has no record.
             None => {
-                let names = request.containers.iter().map(|container| container.name.as_str());
-                answer::of_names(names, allocation.as_deref())
+                request.containers.iter().map(|container| ContainerAnswer::named(&container.name)).collect()
             }
         };
         for container in containers.iter().filter(|container| !container.conflicts.is_empty()) {
@@ -445,10 +427,8 @@ impl Manager {
             PodSelector::Uid(uid) => return vec![uid.clone()],
             PodSelector::Name(namespace, name) => (namespace, name),
         };
-        let allocations = self.allocations();
-        let allocated = allocations.values().map(|a| &a.pod).filter(|pod| selector.is(pod)).cloned();
-        let pods = self.table().pods_named(namespace, name).into_iter().chain(allocated);
-        pods.map(|pod| pod.uid).collect::<BTreeSet<_>>().into_iter().collect()
+        let pods = self.table().pods_named(namespace, name);
+        pods.into_iter().map(|pod| pod.uid).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// What a pod holds; a pod whose own record was lost is known by its claims.
@@ -457,12 +437,12 @@ impl Manager {
     }
 
     async fn unprepare_one(&self, view: PodView, call: &Call) -> PodOutcome {
-        let (uid, started) = (&view.pod.uid, Instant::now());
+        let started = Instant::now();
         let claims = self.unprepare_claims_of(&view.pod, call).await;
         self.claim_metrics.observe(UNPREPARE, started, claims.iter().any(|claim| claim.end.is_err()));
-        // Whatever became of the claims: no plugin has to agree that its devices are freed.
-        let freed = self.free(uid).await;
-        let (claims, resources) = view.unprepared(claims, &freed);
+        self.report_resources(view.resources.iter().map(|of| of.resource.clone()));
+        self.tell_adapters();
+        let (claims, resources) = view.unprepared(claims);
         PodOutcome { pod: view.pod, claims, resources, containers: Vec::new() }
     }
 
@@ -478,8 +458,8 @@ impl Manager {
         })?;
         let answer = view.startable(container, &self.settings.node.boot_id)?;
         self.check_files_of(pod.as_str()).await?;
-        if view.has_plugin_devices(container) {
-            self.pre_start(pod, container, &request_id).await?;
+        for claim in view.pool_claims_of(container) {
+            self.pre_start(claim, &request_id).await?;
         }
         Ok(answer)
     }

@@ -127,6 +127,7 @@ mod tests {
             reserved_for: Vec::new(),
             annotations: Default::default(),
             owner_pod: None,
+            resource: None,
         };
         pools.localized(claim).allocation.unwrap().devices[0].pool.to_string()
     }

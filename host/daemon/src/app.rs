@@ -54,7 +54,7 @@ use nodedock_core::registry::Registry;
 use nodedock_core::registry::names::{self, NameStore};
 use nodedock_core::sysfs::SysfsTree;
 use nodedock_kube::client::KubeClient;
-use nodedock_model::{NameRecord, PodAllocation, PoolNames, Problem, ProblemCode, limit};
+use nodedock_model::{NameRecord, PoolNames, Problem, ProblemCode, limit};
 use nodedock_native::endpoints::Endpoints;
 use nodedock_native::grpc::PluginTimes;
 use nodedock_native::plugins::Plugins;
@@ -176,7 +176,6 @@ struct Built {
     cdi: CdiDir,
     checkpoint: Checkpoint,
     claims: Arc<SharedClaimTable>,
-    allocations: Vec<PodAllocation>,
     /// Of drivers and extended resources.
     names: Vec<NameRecord>,
     adapters: Adapters,
@@ -335,9 +334,8 @@ impl Built {
             conditions,
             tasks: tasks.drivers.clone(),
         };
-        let (checkpoint, allocations) = (opened.checkpoint, opened.dump.allocations);
-        let names = opened.dump.names;
-        let (adapters, adapter_files) = adapters::load(&config, &wasm, &allocations, &claims)?;
+        let (checkpoint, names) = (opened.checkpoint, opened.dump.names);
+        let (adapters, adapter_files) = adapters::load(&config, &wasm, &claims)?;
         Ok(Self {
             adapters,
             adapter_files,
@@ -348,7 +346,6 @@ impl Built {
             cdi,
             checkpoint,
             claims,
-            allocations,
             names,
             values,
             wasm,
@@ -381,7 +378,6 @@ impl Built {
         adapters.start(intake);
         let manager = Manager::new(ManagerParts {
             claims: self.claims,
-            allocations: self.allocations,
             adapters: Some(adapters),
             checkpoint: checkpoint.clone(),
             values: self.values,

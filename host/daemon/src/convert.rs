@@ -180,6 +180,7 @@ fn consumer(consumer: &v1::Consumer) -> Result<Consumer, Problem> {
 fn claim(claim: &v1::Claim) -> Result<Claim, Problem> {
     bounded("reserved_for", claim.reserved_for.len(), limit::RESERVED_FOR_MAX)?;
     Ok(Claim {
+        resource: None,
         id: object("inline_claims[].id", claim.id.as_ref())?,
         allocation: claim.allocation.as_ref().map(allocation).transpose()?,
         reserved_for: claim.reserved_for.iter().map(consumer).collect::<Result<_, _>>()?,

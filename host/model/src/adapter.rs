@@ -371,6 +371,26 @@ impl<'de> Deserialize<'de> for Adapter {
     }
 }
 
+/// The domain of the drivers of device plugins without an adapter, which no driver of a vendor has.
+const PLUGIN_DOMAIN: &str = "plugin.nodedock.dev";
+/// The pool of such a driver.
+pub const PLUGIN_POOL: &str = "devices";
+
+/// Returns the driver of a device plugin that has no adapter: `example.com/gpu` has `gpu.example.com.plugin.nodedock.dev`. A resource whose name
+/// cannot be a part of a driver's has a hash instead.
+pub fn plugin_driver(resource: &ExtendedResource) -> DriverName {
+    let text = resource.as_str();
+    let (domain, name) = text.split_once('/').unwrap_or(("", text));
+    let plain = format!("{name}.{domain}.{PLUGIN_DOMAIN}");
+    let is_plain = !text.contains('_') && !text.contains(char::is_uppercase);
+    let hashed = || {
+        let digits = hex::encode(Sha256::digest(text));
+        DriverName::new(format!("r--{}.{PLUGIN_DOMAIN}", &digits[..HASH_DIGITS]))
+            .expect("it is short and of digits")
+    };
+    DriverName::new(plain).ok().filter(|_| is_plain).unwrap_or_else(hashed)
+}
+
 /// Returns the device's name for an ID: the ID itself if it is a DNS label without two dashes in a row. Other bytes are `--` and two hex
 /// digits, and a name that would begin with a dash begins with `x`. A name that would be too long is `x---` and a hash.
 pub fn device_name(id: &str) -> DeviceName {

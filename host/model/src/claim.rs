@@ -6,8 +6,9 @@ use serde::{Deserialize, Serialize};
 use strum::{Display, EnumString, IntoStaticStr};
 
 use super::{
-    AttributeValue, Consumer, DeviceName, DriverName, Edits, ExtendedResource, ObjectName, ObjectRef,
-    PoolName, QualifiedName, Uid, is_label_key, limit,
+    AttributeValue, Consumer, ContainerAllocation, DeviceName, DeviceNode, DriverName, Edits,
+    ExtendedResource, ObjectName, ObjectRef, PoolName, QualifiedName, ResourceDevices, Uid, is_label_key,
+    limit,
 };
 
 /// The fields of a ResourceClaim that the node needs (`resource.k8s.io/v1`).
@@ -21,6 +22,8 @@ pub struct Claim {
     pub annotations: BTreeMap<String, String>,
     /// Pod that owns a claim made from a template.
     pub owner_pod: Option<Uid>,
+    /// The host made it for an extended resource that a container wants.
+    pub resource: Option<ResourceDevices>,
 }
 
 impl Claim {
@@ -235,14 +238,46 @@ pub enum DeviceAccess {
     CdiDevices(Vec<String>),
     /// Both, of a device plugin.
     EditsAndCdiDevices(Edits, Vec<String>),
+    /// The answer of a device plugin as it is, for a container that wants its extended resource.
+    Plugin(PluginAnswer),
+}
+
+/// The answer of a device plugin for a container.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct PluginAnswer {
+    pub allocation: ContainerAllocation,
+    /// The plugin requests a call before each start of the container: recorded for the time when the plugin is not connected.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pre_start: bool,
+    /// The device nodes that a runtime finds by it. Not recorded.
+    #[serde(skip)]
+    pub nodes: Vec<DeviceNode>,
 }
 
 impl DeviceAccess {
-    /// Returns the edits. `None`: a native plugin wrote the CDI files.
+    /// Returns the edits. `None`: a native plugin wrote the CDI files, or a device plugin answered for a container.
     pub fn edits(&self) -> Option<&Edits> {
         match self {
             Self::Edits(edits) | Self::EditsAndCdiDevices(edits, _) => Some(edits),
-            Self::CdiDevices(_) => None,
+            Self::CdiDevices(_) | Self::Plugin(_) => None,
+        }
+    }
+
+    /// Returns the CDI names that a plugin gave.
+    pub fn cdi_names(&self) -> &[String] {
+        match self {
+            Self::Edits(_) => &[],
+            Self::CdiDevices(names) | Self::EditsAndCdiDevices(_, names) => names,
+            Self::Plugin(answer) => &answer.allocation.cdi_devices,
+        }
+    }
+
+    /// Returns the device nodes of edits, or of a device plugin's answer.
+    pub fn device_nodes(&self) -> &[DeviceNode] {
+        match self {
+            Self::Edits(edits) | Self::EditsAndCdiDevices(edits, _) => &edits.device_nodes,
+            Self::CdiDevices(_) => &[],
+            Self::Plugin(answer) => &answer.nodes,
         }
     }
 }

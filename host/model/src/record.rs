@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 use strum::IntoStaticStr;
 
 use super::{
-    Allocation, Consumer, DriverClaim, DriverClaimRecord, DriverName, KubeletHold, ObjectName, ObjectRef,
-    PodContainer, PreparedClaim, Problem, PutBack, Uid, limit,
+    Allocation, Consumer, DriverClaim, DriverClaimRecord, DriverName, ExtendedResource, KubeletHold,
+    ObjectName, ObjectRef, PodContainer, PreparedClaim, Problem, PutBack, ResourceDevices, Uid, limit,
+    plugin_driver,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, IntoStaticStr)]
@@ -51,6 +52,9 @@ pub struct ClaimRecord {
     /// Devices that it reserves.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub holds: Vec<Hold>,
+    /// The host made it for an extended resource that a container wants.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resource: Option<ResourceDevices>,
     /// Caller of a release in progress, which the next start completes if it was interrupted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub releasing: Option<Caller>,
@@ -75,6 +79,7 @@ impl ClaimRecord {
             drivers: BTreeMap::new(),
             kubelet: None,
             holds: Vec::new(),
+            resource: None,
             releasing: None,
             timeline: VecDeque::new(),
             unknown: BTreeMap::new(),
@@ -91,6 +96,16 @@ impl ClaimRecord {
             reserved_for: Vec::new(),
             progress: Vec::new(),
         }
+    }
+
+    /// Whether the claim has devices of a device plugin without an adapter.
+    pub fn is_of_plugin(&self) -> bool {
+        self.resource.as_ref().is_some_and(|of| self.allocation.has_driver(&plugin_driver(&of.resource)))
+    }
+
+    /// The resource and the pod for which the host made the claim.
+    pub fn made_for(&self) -> Option<(&ExtendedResource, &Uid)> {
+        Some((&self.resource.as_ref()?.resource, self.pods.keys().next()?))
     }
 
     /// Returns the parts without users that their drivers have not unprepared.

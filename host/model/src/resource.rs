@@ -3,8 +3,12 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
 
-use super::{ContainerKind, DriverName, ExtendedResource, ObjectRef, Uid};
+use super::{
+    ContainerKind, DriverName, ExtendedResource, NameError, ObjectName, ObjectRef, Problem, ProblemCode, Uid,
+};
 
 /// A device as the device plugin API lists it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,7 +54,15 @@ pub struct AllocationNode {
     pub permissions: String,
 }
 
-/// Extended resources of a pod: one record of the checkpoint for each pod, under its UID.
+/// What a container gets of an extended resource by a claim that the host made for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ResourceDevices {
+    pub resource: ExtendedResource,
+    /// Devices with their NUMA nodes when they were chosen: the IDs of a device plugin, or `POOL/DEVICE`.
+    pub devices: BTreeMap<String, Vec<u32>>,
+}
+
+/// Extended resources of a pod, as older releases recorded them under its UID: they become claims when a checkpoint is opened.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PodAllocation {
     pub pod: ObjectRef,
@@ -86,6 +98,13 @@ pub struct AllocationEntry {
     pub unknown: BTreeMap<String, serde_json::Value>,
 }
 
+/// The request of a claim that the host makes for an extended resource.
+pub const EXTENDED_RESOURCE_REQUEST: &str = "extended-resource";
+/// Bytes of the pod's name that such a claim's name keeps: with the rest it stays a DNS label.
+const POD_NAME_BYTES_MAX: usize = 40;
+/// Digits of the hash in its name.
+const HASH_DIGITS: usize = 16;
+
 /// The synthetic claim for an extended resource of a container, created by the daemon.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PooledClaim {
@@ -93,19 +112,40 @@ pub struct PooledClaim {
     pub id: ObjectRef,
 }
 
-impl PodAllocation {
-    pub fn uid(&self) -> &Uid {
-        &self.pod.uid
-    }
-
-    pub fn entry(&self, container: &str, resource: &ExtendedResource) -> Option<&AllocationEntry> {
-        self.entries.iter().find(|entry| entry.container == container && entry.resource == *resource)
+impl PooledClaim {
+    /// Names the claim for a resource of a container: always the same name and UID.
+    pub fn named(
+        pod: &ObjectRef,
+        container: &str,
+        resource: &ExtendedResource,
+        driver: &DriverName,
+    ) -> Result<Self, Problem> {
+        let of = format!("{}/{container}/{resource}", pod.uid);
+        let digits = hex::encode(Sha256::digest(&of));
+        let name = format!("{}-{}", label(pod.name.as_str()), &digits[..HASH_DIGITS]);
+        let uid = Uuid::new_v5(&Uuid::NAMESPACE_OID, of.as_bytes()).to_string();
+        let id = || -> Result<ObjectRef, NameError> {
+            let (name, uid) = (ObjectName::new(&name)?, Uid::new(&uid)?);
+            Ok(ObjectRef { namespace: pod.namespace.clone(), name, uid })
+        };
+        let id = id().map_err(|error| Problem::internal(ProblemCode::ClaimName, error.to_string()))?;
+        Ok(Self { driver: driver.clone(), id })
     }
 }
 
-impl AllocationEntry {
-    /// Returns whether the entry is complete for a container: its plugin has responded, or it has a claim.
-    pub fn is_complete(&self) -> bool {
-        self.claim.is_some() || self.response.is_some()
+/// A pod's name for the claim of a resource, which no claim of the pod's own can have: those are DNS labels.
+pub fn pod_claim_name(resource: &ExtendedResource, claim: &ObjectName) -> String {
+    format!("{resource}/{claim}")
+}
+
+/// The beginning of a pod's name as the beginning of a DNS label.
+fn label(name: &str) -> String {
+    let cut: String = name.chars().take(POD_NAME_BYTES_MAX).map(|c| if c == '.' { '-' } else { c }).collect();
+    cut.trim_end_matches('-').to_owned()
+}
+
+impl PodAllocation {
+    pub fn uid(&self) -> &Uid {
+        &self.pod.uid
     }
 }

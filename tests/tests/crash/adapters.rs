@@ -9,7 +9,7 @@ use nodedock_tests::{Daemon, Options};
 use crate::scene::assert_killed;
 use crate::{Place, every_pass};
 
-pub(crate) const POINTS: [Point; 3] = [Point::AdapterDecided, Point::AdapterRecorded, Point::AdapterAnswered];
+pub(crate) const POINTS: [Point; 2] = [Point::AdapterDecided, Point::AdapterRecorded];
 
 const RESOURCE: &str = "example.com/nic";
 const DRIVER: &str = "nic.example.com";
@@ -56,7 +56,7 @@ async fn an_adapter_is_switched_or_as_before_when_the_daemon_dies_meanwhile() {
 
 #[tokio::test]
 async fn a_claim_is_prepared_after_the_daemon_died_with_the_plugins_answer() {
-    let point = Point::AdapterAnswered;
+    let point = Point::AllocateAnswered;
     let mut daemon = Daemon::start_with(Options::default().config(ADAPTED)).await;
     daemon.arm(point, 1);
     daemon.restart().await;

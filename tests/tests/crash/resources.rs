@@ -18,18 +18,17 @@ use crate::scene::assert_killed;
 use crate::{Death, Place, every_pass};
 
 /// Points that only devices of extended resources pass.
-pub(crate) const POINTS: [Point; 5] = [
-    Point::AllocateIntended,
-    Point::AllocateCall,
-    Point::AllocateAnswered,
-    Point::AllocateCommitted,
-    Point::AllocateFreed,
-];
+pub(crate) const POINTS: [Point; 2] = [Point::AllocateCall, Point::AllocateAnswered];
 
-/// Points that a pool's devices pass as a claim.
-const OF_CLAIMS: [Point; 4] =
-    [Point::PrepareAnswered, Point::PrepareCommitted, Point::UnprepareAnswered, Point::UnprepareForgotten];
-const LEAVING: [Point; 3] = [Point::AllocateFreed, Point::UnprepareAnswered, Point::UnprepareForgotten];
+/// Points that the devices pass as claims.
+const OF_CLAIMS: [Point; 5] = [
+    Point::PrepareIntended,
+    Point::PrepareAnswered,
+    Point::PrepareCommitted,
+    Point::UnprepareAnswered,
+    Point::UnprepareForgotten,
+];
+const LEAVING: [Point; 2] = [Point::UnprepareAnswered, Point::UnprepareForgotten];
 
 const NIC: &str = "example.com/nic";
 const GPU: &str = "example.com/gpu";

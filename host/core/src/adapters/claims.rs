@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::Adapters;
-use crate::driver::{Call, ClaimDriver, DeviceDriver, Outcomes, plugin_paths};
-use nodedock_base::failpoint::{self, Point};
+use crate::driver::plugin_calls::{self, within};
+use crate::driver::{Call, ClaimDriver, DeviceDriver, Outcomes};
 use nodedock_model::{
     AllocatedDevice, Condition, ContainerAllocation, DeviceAccess, DeviceNode, DeviceStatus, DriverClaim,
     DriverClaimRecord, DriverName, Edits, ExtendedResource, Mount, PathPatterns, PreparedClaim,
@@ -159,33 +159,17 @@ impl AdapterDriver {
         paths: Option<&PathPatterns>,
     ) -> Result<(ContainerAllocation, Vec<DeviceNode>), Problem> {
         let resource = &self.resource;
-        let late = |what: &str| {
-            let message = format!("the device plugin of {resource} did not answer in time ({what})");
-            Problem::unavailable(ProblemCode::DriverDeadline, message)
-        };
         let _calling =
-            timeout_at(until, self.calling.lock()).await.map_err(|_| late("a call before this one"))?;
-        let remaining = || Call {
-            request_id: call.request_id.clone(),
-            deadline: until.saturating_duration_since(Instant::now()),
-        };
-        let answer = timeout_at(until, plugin.allocate(&remaining(), &group.ids)).await;
-        let answer = answer.unwrap_or_else(|_| Err(late("Allocate")))?;
-        failpoint::pass(Point::AdapterAnswered);
-        let parts = &self.adapters.0.parts;
-        let (of, looked, hardware) = (resource.clone(), answer.clone(), parts.hardware.clone());
-        // A path may be on a file system that hangs.
-        let looking =
-            tokio::task::spawn_blocking(move || plugin_paths::device_nodes(&of, &looked, &hardware));
-        let found =
-            timeout_at(until, looking).await.map_err(|_| late("a look at the paths of the answer"))?;
-        let nodes = found
-            .unwrap_or_else(|error| Err(Problem::internal(ProblemCode::Interrupted, error.to_string())))?;
+            within(until, resource, "a call before this one", async { Ok(self.calling.lock().await) })
+                .await?;
+        let remaining = || plugin_calls::remaining(&call.request_id, until);
+        let hardware = &self.adapters.0.parts.hardware;
+        let (answer, nodes) =
+            plugin_calls::allocate(resource, plugin, &remaining(), &group.ids, hardware).await?;
         self.check_paths(paths, &answer)?;
         if plugin.options().pre_start_required {
-            let deadline = until.min(Instant::now() + limit::PRE_START);
-            let started = timeout_at(deadline, plugin.pre_start(&remaining(), &group.ids)).await;
-            started.unwrap_or_else(|_| Err(late("PreStartContainer")))?;
+            let until = until.min(Instant::now() + limit::PRE_START);
+            within(until, resource, "PreStartContainer", plugin.pre_start(&remaining(), &group.ids)).await?;
         }
         Ok((answer, nodes))
     }

@@ -9,8 +9,8 @@ use crate::driver::{Call, Driver};
 use crate::manager::tests::scene::FakePlugin;
 use nodedock_base::changes::Changes;
 use nodedock_model::{
-    AllocatedDevice, AllocationEntry, AllocationMount, AllocationNode, ContainerAllocation, ContainerKind,
-    DeviceAccess, DeviceName, DriverClaim, HealthState, ObjectRef, PreparedClaim,
+    AllocatedDevice, AllocationMount, AllocationNode, ContainerAllocation, DeviceAccess, DeviceName,
+    DriverClaim, HealthState, ObjectRef, PreparedClaim,
 };
 
 const RESOURCE: &str = "example.com/thing";
@@ -55,26 +55,26 @@ impl Home {
     }
 
     fn start(&self, entries: Vec<AdapterEntry>, has_kubelet: bool) -> Run {
-        self.start_with(entries, has_kubelet, &[], &[])
+        self.start_with(entries, has_kubelet, Taken::new(), &[])
     }
 
     fn start_with(
         &self,
         entries: Vec<AdapterEntry>,
         has_kubelet: bool,
-        allocations: &[PodAllocation],
+        taken: Taken,
         claimed: &[&str],
     ) -> Run {
         let claimed: Vec<_> = claimed.iter().map(|name| (*name, DriverKind::Adapter)).collect();
         let entries = AdapterEntries { entries, is_incomplete: false };
-        self.load(entries, has_kubelet, allocations, &claimed)
+        self.load(entries, has_kubelet, taken, &claimed)
     }
 
     fn load(
         &self,
         entries: AdapterEntries,
         has_kubelet: bool,
-        allocations: &[PodAllocation],
+        taken: Taken,
         claimed: &[(&str, DriverKind)],
     ) -> Run {
         let conditions = Conditions::new(Changes::default());
@@ -90,7 +90,7 @@ impl Home {
             has_kubelet,
         };
         let claimed = claimed.iter().map(|(name, kind)| (name.parse().unwrap(), Some(*kind))).collect();
-        let adapters = Adapters::load(parts, entries, allocations, &claimed);
+        let adapters = Adapters::load(parts, entries, taken, &claimed);
         let tasks = Tasks::new();
         adapters.start(&tasks);
         Run { adapters, registry, conditions, tasks }
@@ -176,19 +176,9 @@ fn claim(devices: &[(&str, &str)]) -> DriverClaim {
 }
 
 /// What a pod of the node API has by the plugin's IDs.
-fn allocation(ids: &[&str]) -> PodAllocation {
-    let entry = AllocationEntry {
-        container: "main".to_owned(),
-        kind: ContainerKind::App,
-        resource: resource(),
-        devices: ids.iter().map(|id| ((*id).to_owned(), Vec::new())).collect(),
-        claim: None,
-        response: Some(ContainerAllocation::default()),
-        pre_start: false,
-        unknown: BTreeMap::new(),
-    };
-    let pod = ObjectRef::new("default", "old", "uid-old").unwrap();
-    PodAllocation { pod, entries: vec![entry], since_ms: 0, unknown: BTreeMap::new() }
+fn taken(ids: &[&str]) -> Taken {
+    let ids: BTreeSet<_> = ids.iter().map(|id| (*id).to_owned()).collect();
+    [(resource(), ids)].into()
 }
 
 const HEALTHY: HealthState = HealthState::Healthy;
@@ -371,18 +361,12 @@ async fn a_plugin_that_never_answers_ends_at_the_deadline_and_calls_come_one_at_
 #[tokio::test]
 async fn devices_that_pods_have_by_the_plugins_ids_are_offered_when_they_are_free() {
     let home = Home::new();
-    let before = [allocation(&["a", "gone"])];
-    let run = home.start_with(vec![entry()], false, &before, &[]);
+    let run = home.start_with(vec![entry()], false, taken(&["a", "gone"]), &[]);
     run.plug(&FakePlugin::new(), &[("a", true), ("b", true)]);
     run.until_published(&[("b", HEALTHY)]).await;
     assert_eq!(run.prepare(claim(&[("r", "a")])).await.unwrap_err().code, "device-held");
     assert!(run.adapters.has_taken());
-    // Entries with a claim are the adapter's own.
-    let mut pooled = allocation(&["things/a"]);
-    let claim = ObjectRef::new("default", "c", "uid-c").unwrap();
-    pooled.entries[0].claim =
-        Some(nodedock_model::PooledClaim { driver: DRIVER.parse().unwrap(), id: claim });
-    run.adapters.set_allocations([&pooled].into_iter());
+    run.adapters.set_taken(&taken(&[]));
     run.until_published(&[("a", HEALTHY), ("b", HEALTHY)]).await;
     assert!(!run.adapters.has_taken());
 }
@@ -393,7 +377,7 @@ async fn hardware_that_pods_have_from_before_is_neither_offered_nor_prepared() {
     let home = Home::new();
     let rules = "devices: [{ match: '(?<uuid>gpu-[0-9])-[0-9]', identity: 'gpu:${uuid}' }]";
     let text = format!("resource: {RESOURCE}\ndriver: {DRIVER}\npool: things\n{rules}\n");
-    let run = home.start_with(vec![entry_with(&text)], false, &[allocation(&["gpu-0-0"])], &[]);
+    let run = home.start_with(vec![entry_with(&text)], false, taken(&["gpu-0-0"]), &[]);
     run.plug(&FakePlugin::new(), &[("gpu-0-0", true), ("gpu-0-1", true), ("gpu-1-0", true)]);
     run.until_published(&[("gpu-1-0", HEALTHY)]).await;
     let held = [("gpu:gpu-0".to_owned(), (resource(), "gpu-0-0".to_owned()))];
@@ -402,7 +386,7 @@ async fn hardware_that_pods_have_from_before_is_neither_offered_nor_prepared() {
     assert_eq!(problem.code, "device-held");
     assert!(problem.message.contains("\"gpu-0-0\"") && problem.message.contains("the same hardware"));
     run.prepare(claim(&[("r", "gpu-1-0")])).await.unwrap();
-    run.adapters.set_allocations([].into_iter());
+    run.adapters.set_taken(&taken(&[]));
     run.until_published(&[("gpu-0-0", HEALTHY), ("gpu-0-1", HEALTHY), ("gpu-1-0", HEALTHY)]).await;
     assert!(run.adapters.held_identities().is_empty());
 }

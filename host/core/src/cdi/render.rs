@@ -57,6 +57,8 @@ pub fn cdi_devices<'a>(
             DeviceAccess::Edits(_) => own(),
             DeviceAccess::CdiDevices(names) => names.clone(),
             DeviceAccess::EditsAndCdiDevices(_, names) => [own(), names.clone()].concat(),
+            // They are in the answer, with the rest of it.
+            DeviceAccess::Plugin(_) => Vec::new(),
         };
         (device, names)
     };

@@ -110,7 +110,9 @@ pub struct Dump {
     pub pods: Vec<PodRecord>,
     /// Claims that an operator released.
     pub released: Vec<ReleaseRecord>,
-    pub allocations: Vec<PodAllocation>,
+    /// As older releases wrote them: they become claims.
+    #[serde(skip)]
+    pub(super) allocations: Vec<PodAllocation>,
     /// Values below `/sys` that drivers changed for claims.
     pub values: Vec<ClaimValues>,
     /// Of the local API.
@@ -128,7 +130,7 @@ pub struct Dump {
 }
 
 impl Dump {
-    fn sort(&mut self) {
+    pub(super) fn sort(&mut self) {
         self.claims.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
         self.pods.sort_by(|a, b| a.pod.uid.cmp(&b.pod.uid));
         self.released.sort_by(|a, b| a.id.uid.cmp(&b.id.uid));
@@ -197,6 +199,7 @@ pub(super) fn encode(change: Change) -> Result<Write, CommitError> {
         Change::DeletePod(uid) => Ok(Write { table: Table::Pods, key: uid, value: None }),
         Change::PutReleased(record) => put(Table::Released, &record.id.uid, &record),
         Change::DeleteReleased(uid) => Ok(Write { table: Table::Released, key: uid, value: None }),
+        #[cfg(test)]
         Change::PutAllocation(record) => put(Table::Allocations, record.uid(), &*record),
         Change::DeleteAllocation(uid) => Ok(Write { table: Table::Allocations, key: uid, value: None }),
         Change::PutValues(record) => put(Table::Values, &record.id.uid, &*record),

@@ -9,12 +9,13 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use super::adopted;
 use super::database::{Database, LOG_HEADER};
 use super::format::{self, Dump, FORMAT_VERSION, LoadError, Meta, Skipped};
 use super::upgrade::UPGRADES;
 use super::{ReadError, file, format_1};
 use nodedock_base::error::chain;
-use nodedock_model::{ClaimRecord, ClaimValues, PodAllocation, PodRecord};
+use nodedock_model::{ClaimRecord, ClaimValues, ObjectRef, PodRecord};
 
 /// Attempts to copy a file that changes meanwhile; each takes a few milliseconds.
 const ATTEMPTS: u32 = 8;
@@ -43,7 +44,8 @@ pub struct Report {
     /// Claims that an operator released.
     pub released: usize,
     /// Pods with devices of extended resources.
-    pub allocations: usize,
+    /// Claims that the host made for extended resources of pods.
+    pub extended_resources: usize,
     /// Claims for which drivers changed values below `/sys`.
     pub values: usize,
     pub skipped: Vec<Skipped>,
@@ -70,7 +72,7 @@ pub fn read(path: &Path) -> Result<Dump, ReadError> {
 pub fn verify(path: &Path) -> Result<Report, ReadError> {
     let (integrity, dump, bytes) = copy(path)?;
     let mut findings = disagreements(&dump.claims, &dump.pods);
-    findings.extend(given_twice(&dump.allocations));
+    findings.extend(given_twice(&dump.claims));
     findings.extend(without_claim(&dump.claims, &dump.values));
     Ok(Report {
         integrity,
@@ -79,7 +81,7 @@ pub fn verify(path: &Path) -> Result<Report, ReadError> {
         claims: dump.claims.len(),
         pods: dump.pods.len(),
         released: dump.released.len(),
-        allocations: dump.allocations.len(),
+        extended_resources: dump.claims.iter().filter(|claim| claim.resource.is_some()).count(),
         values: dump.values.len(),
         skipped: dump.skipped,
         unreadable: dump.unreadable,
@@ -166,7 +168,10 @@ fn open_copy(path: &Path) -> Result<(Integrity, Dump), LoadError> {
     };
     // An older file is upgraded in the copy, and reported with its own format.
     let meta = format::load_meta(&database)?;
-    let dump = file::load(&mut database, &UPGRADES)?;
+    let mut dump = file::load(&mut database, &UPGRADES)?;
+    // As a start would take them over.
+    drop(adopted::adopt(&mut dump));
+    dump.sort();
     Ok((integrity, Dump { meta, ..dump }))
 }
 
@@ -214,20 +219,21 @@ fn without_claim(claims: &[ClaimRecord], values: &[ClaimValues]) -> Vec<String> 
     .collect()
 }
 
-/// Returns devices of an extended resource that are allocated to more than one pod.
-fn given_twice(allocations: &[PodAllocation]) -> Vec<String> {
+/// Returns devices of an extended resource that more than one pod has.
+fn given_twice(claims: &[ClaimRecord]) -> Vec<String> {
     let mut owners = HashMap::new();
     let mut findings = Vec::new();
-    for allocation in allocations {
-        for entry in &allocation.entries {
-            for device in entry.devices.keys() {
-                let other = *owners.entry((&entry.resource, device)).or_insert(&allocation.pod);
-                if other.uid != allocation.pod.uid {
-                    findings.push(format!(
-                        "the device {device:?} of {} is allocated to the pod {other} ({}) and to the pod {} ({})",
-                        entry.resource, other.uid, allocation.pod, allocation.pod.uid
-                    ));
-                }
+    for claim in claims {
+        let Some(of) = &claim.resource else { continue };
+        for (device, pod) in
+            of.devices.keys().flat_map(|device| claim.pods.values().map(move |pod| (device, pod)))
+        {
+            let other: &ObjectRef = owners.entry((&of.resource, device)).or_insert(pod);
+            if other.uid != pod.uid {
+                findings.push(format!(
+                    "the device {device:?} of {} is allocated to the pod {other} ({}) and to the pod {pod} ({})",
+                    of.resource, other.uid, pod.uid
+                ));
             }
         }
     }

@@ -180,6 +180,37 @@ async fn records_come_back_as_they_were_put() {
     assert!(opened.dump.skipped.is_empty() && opened.set_aside.is_none());
 }
 
+/// Older releases recorded the devices of pods apart from claims.
+#[tokio::test]
+async fn allocations_of_older_releases_become_claims() {
+    let home = Home::new();
+    let opened = home.open();
+    let changes = vec![put(1), Change::PutAllocation(Arc::new(allocation(1)))];
+    opened.checkpoint.commit(changes).await.unwrap();
+    opened.checkpoint.close().await;
+    let open =
+        || open_or_recover::<Box<dyn std::error::Error>>(&home.path(), || Ok(Vec::new()), |_| Ok(Vec::new()));
+    for _ in 0..2 {
+        let mut opened = open().unwrap();
+        opened.dump.claims.sort_by_key(ClaimRecord::is_of_plugin);
+        let (pod, claims) = (pod_ref(1), &opened.dump.claims);
+        let [pooled, plugin] = &claims[..] else { panic!("{claims:#?}") };
+        assert_eq!(pooled.resource.as_ref().unwrap().devices.keys().next().unwrap(), "pool/a-1");
+        assert!(plugin.is_of_plugin() && plugin.pods.contains_key(&pod.uid), "{plugin:#?}");
+        let of = plugin.resource.as_ref().unwrap();
+        assert_eq!(of.devices, [("a-1".to_owned(), vec![0, 1]), ("a-without-1".to_owned(), vec![])].into());
+        assert_eq!(plugin.holds.len(), 2);
+        let part = plugin.drivers.values().next().unwrap().prepared.as_ref().unwrap();
+        let DeviceAccess::Plugin(answer) = &part.devices[0].access else { panic!("{part:#?}") };
+        assert!(answer.pre_start && answer.allocation.env["GPU"] == "1");
+        let record = opened.dump.pods.iter().find(|record| record.pod == pod).unwrap();
+        assert_eq!(record.containers[0].name, "init");
+        assert_eq!(record.claims[&record.containers[0].claims[0].pod_claim_name], plugin.id);
+        assert!(opened.dump.allocations.is_empty());
+        opened.checkpoint.close().await;
+    }
+}
+
 #[tokio::test]
 async fn the_file_is_for_its_owner_only_and_nothing_else_is_left_in_the_directory() {
     use std::os::unix::fs::PermissionsExt;
@@ -362,7 +393,8 @@ async fn verify_counts_every_kind_of_record() {
     changes.extend([Change::PutPod(Arc::new(pod(1))), put(1)]);
     checkpoint.commit(changes).await.unwrap();
     let report = verify(&home.path()).unwrap();
-    assert_eq!((report.claims, report.pods, report.released, report.allocations), (1, 1, 4, 3));
+    let found = (report.claims, report.pods, report.released, report.extended_resources);
+    assert_eq!(found, (4, 3, 4, 4), "three claims more, and one that was a pool's");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

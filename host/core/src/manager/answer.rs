@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use crate::cdi;
 use nodedock_model::{
-    ClaimRecord, ContainerAllocation, ContainerClaim, ExtendedResource, PodAllocation, PodContainer,
+    ClaimRecord, ContainerAllocation, ContainerClaim, DeviceAccess, ExtendedResource, PodContainer,
     PodRecord, PreparedDevice,
 };
 
-/// What one container is given: by its claims, then by device plugins.
+/// What one container is given: by its own claims, then for its extended resources.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ContainerAnswer {
     pub name: String,
@@ -22,7 +22,6 @@ pub struct ContainerAnswer {
 pub(super) fn of_record(
     pod: &PodRecord,
     claim: impl Fn(&str) -> Option<Arc<ClaimRecord>>,
-    allocation: Option<&PodAllocation>,
 ) -> Vec<ContainerAnswer> {
     let answer = |container: &PodContainer| {
         let mut answer = ContainerAnswer::named(&container.name);
@@ -32,17 +31,9 @@ pub(super) fn of_record(
                 answer.add_claim(&record, used);
             }
         }
-        answer.with_plugins(allocation)
+        answer
     };
     pod.containers.iter().map(answer).collect()
-}
-
-/// The answers for containers of a pod without claims.
-pub(super) fn of_names<'a>(
-    names: impl IntoIterator<Item = &'a str>,
-    allocation: Option<&PodAllocation>,
-) -> Vec<ContainerAnswer> {
-    names.into_iter().map(|name| ContainerAnswer::named(name).with_plugins(allocation)).collect()
 }
 
 impl ContainerAnswer {
@@ -57,22 +48,17 @@ impl ContainerAnswer {
             let Some(prepared) = part.current() else { continue };
             let serving =
                 cdi::cdi_devices(record, driver).into_iter().filter(|(device, _)| serves(device, used));
-            let names: Vec<_> = serving.map(|(_, names)| names).collect();
-            if !names.is_empty() {
+            let serving: Vec<_> = serving.collect();
+            if !serving.is_empty() {
                 self.allocation.annotations.extend(prepared.annotations.clone());
             }
-            names.into_iter().flatten().for_each(|name| push_once(&mut self.allocation.cdi_devices, name));
+            for (device, names) in serving {
+                if let (DeviceAccess::Plugin(answer), Some(of)) = (&device.access, &record.resource) {
+                    self.add(&of.resource, &answer.allocation);
+                }
+                names.into_iter().for_each(|name| push_once(&mut self.allocation.cdi_devices, name));
+            }
         }
-    }
-
-    /// Adds what device plugins gave, in the order of the resources' names.
-    fn with_plugins(mut self, allocation: Option<&PodAllocation>) -> Self {
-        let entries = allocation.into_iter().flat_map(|allocation| &allocation.entries);
-        let own = entries.filter(|entry| entry.container == self.name);
-        let parts: BTreeMap<_, _> =
-            own.filter_map(|entry| Some((&entry.resource, entry.response.as_ref()?))).collect();
-        parts.into_iter().for_each(|(resource, part)| self.add(resource, part));
-        self
     }
 
     /// Adds what the plugin of a resource gave. Where two parts contradict each other, the earlier one counts.

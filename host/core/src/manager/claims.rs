@@ -64,8 +64,8 @@ use crate::driver::PreparedClaims;
 use crate::manager::Manager;
 use nodedock_base::error::chain;
 use nodedock_model::{
-    ChangedKind, ClaimRecord, DriverClaimRecord, DriverName, ObjectName, ObjectRef, Problem, ProblemCode,
-    ReleaseRecord, Uid,
+    ChangedKind, ClaimRecord, DeviceName, DriverClaimRecord, DriverName, ObjectName, ObjectRef, PoolName,
+    Problem, ProblemCode, ReleaseRecord, Uid,
 };
 
 pub use hardware::HardwareHolds;
@@ -195,6 +195,19 @@ impl Manager {
         let others: Vec<_> = overlapping.into_iter().flatten().filter(is_new).collect();
         holders.extend(others);
         holders
+    }
+
+    /// Whether devices of a driver fit beside each other and those of all claims, by what they take of counters.
+    pub(in crate::manager) fn fit_together(
+        &self,
+        driver: &DriverName,
+        devices: impl Iterator<Item = (PoolName, DeviceName)>,
+    ) -> bool {
+        let hold = |(pool, device): (PoolName, DeviceName)| {
+            self.facts(driver, pool.as_str(), device.as_str()).hold(driver, pool.as_str(), device.as_str())
+        };
+        let holds: Vec<_> = devices.filter_map(hold).collect();
+        holds.is_empty() || overlap::fits(&self.table(), &holds)
     }
 
     /// Repairs the CDI files of a pod's claims before they are reported; returns the problem of the first that cannot be repaired.

@@ -10,11 +10,11 @@
 //! source waits, with a condition. A plugin that registers again replaces its previous instance at once, whose end is then ignored. Allocations of pods
 //! do not depend on any of this.
 //!
-//! An allocation is one record of a pod: an entry for each container and resource, which is an intent until its plugin has answered. One pod at a
-//! time chooses devices of a resource, including the call for the plugin's preference. All waiting and calling ends at one deadline; other resources
+//! What a container has of a resource is a claim that the manager makes for it (`pool_claims`), of the driver of the pools, or of the plugin as a
+//! driver (`plugin`). So the table of claims alone says what is taken. One pod at a time chooses devices of a resource, including the call for the
+//! plugin's preference; what is chosen is reserved until its claim is in the table. All waiting and choosing ends at one deadline; other resources
 //! are not affected. While too few devices are free or healthy the pod waits, as a claim does and for as long, and nothing of that resource is
-//! chosen for it. Entries of pools have a claim instead of a response: the caller prepares it, and chooses again (`reallocate`) if the claim
-//! manager reports that another claim took the device first.
+//! chosen for it. If another claim was faster, or a prepare finds the hardware with another one, devices are chosen again.
 //!
 //! Differences from a kubelet: choices are deterministic; a plugin's preference that fails refuses no pod; a refusal leaves no device marked; a later container does not reuse an unhealthy device; a
 //! later container reuses devices of init containers that belong to a pool as a whole claim or not at all.
@@ -22,17 +22,16 @@
 mod affinity;
 mod allocate;
 mod choose;
-mod free;
+mod entry;
 mod hints;
 mod list;
 pub(crate) mod metrics;
+mod plugin;
 mod pools;
 mod preference;
-mod record;
 mod resources;
 mod reuse;
 mod snapshot;
-mod table;
 mod upkeep;
 mod view;
 
@@ -56,13 +55,16 @@ use tokio::time::Instant;
 use crate::adapters::Adapters;
 use crate::driver::DeviceDriver;
 use crate::manager::Manager;
+use crate::manager::claims::table::ClaimTable;
 use nodedock_model::{
-    ExtendedResource, NameRecord, Named, PluginDevice, PodAllocation, PodRequest, Problem, ProblemCode, Uid,
-    limit,
+    ExtendedResource, NameRecord, Named, PluginDevice, PodRequest, Problem, ProblemCode, Uid, limit,
 };
 
 pub use affinity::{closest, parse_nodes};
 pub use choose::Question;
+pub(in crate::manager) use entry::{Choices, Entry};
+#[cfg(test)]
+pub(in crate::manager) use entry::{Chosen, Key};
 pub use metrics::DeviceMetrics;
 pub use resources::PluginId;
 pub use view::{
@@ -71,7 +73,6 @@ pub use view::{
 };
 
 use resources::{Listed, Resources};
-use table::AllocationTable;
 
 /// NUMA nodes for hints, one hint for each set of them; a kubelet's topology manager supports no more.
 const HINT_NUMA_NODES_MAX: usize = 8;
@@ -79,21 +80,27 @@ const HINT_NUMA_NODES_MAX: usize = 8;
 /// Devices, with the NUMA nodes of each.
 pub type DeviceNodes = BTreeMap<String, Vec<u32>>;
 
-/// Resources and allocations. Not locked over an await.
+/// Resources, and devices that were chosen. Not locked over an await.
 pub(crate) struct DeviceState {
     resources: Resources,
-    table: AllocationTable,
+    /// Devices for claims that are not in the table yet, by the claim's UID.
+    chosen: BTreeMap<Uid, Reserved>,
     /// Resources whose change is not reported yet.
     unreported: BTreeSet<ExtendedResource>,
 }
 
+/// Devices that a pod is about to have by a claim.
+struct Reserved {
+    pod: Uid,
+    resource: ExtendedResource,
+    devices: BTreeSet<String>,
+}
+
 impl DeviceState {
-    /// `pooled`: resources of the pool claims that exist.
-    pub(crate) fn new(records: Vec<PodAllocation>, mut pooled: BTreeSet<ExtendedResource>) -> Self {
-        let entries = records.iter().flat_map(|record| &record.entries);
-        pooled.extend(entries.map(|entry| entry.resource.clone()));
-        let resources = Resources::remembered(pooled, Instant::now());
-        Self { resources, table: AllocationTable::new(records), unreported: BTreeSet::new() }
+    /// `known`: resources of claims.
+    pub(crate) fn new(known: BTreeSet<ExtendedResource>) -> Self {
+        let resources = Resources::remembered(known, Instant::now());
+        Self { resources, chosen: BTreeMap::new(), unreported: BTreeSet::new() }
     }
 }
 
@@ -101,7 +108,7 @@ impl DeviceState {
 pub(super) fn interrupted(request: &PodRequest) -> Vec<ResourceOutcome> {
     let outcome =
         |(container, resource)| ResourceOutcome { container, resource, end: Err(super::interrupted()) };
-    record::keys(request).map(outcome).collect()
+    entry::keys(request).map(outcome).collect()
 }
 
 impl Manager {
@@ -122,16 +129,6 @@ impl Manager {
         state.resources.remember_owners(names.iter().filter_map(of), Instant::now());
     }
 
-    /// The devices of a pod. Until its request is answered, entries may be there that are not durable or not complete yet.
-    pub fn allocation(&self, pod: &str) -> Option<Arc<PodAllocation>> {
-        self.devices().table.pod(pod).cloned()
-    }
-
-    /// The devices of all pods, by UID.
-    pub(crate) fn allocations(&self) -> BTreeMap<Uid, Arc<PodAllocation>> {
-        self.devices().table.pods().map(|record| (record.uid().clone(), record.clone())).collect()
-    }
-
     /// A plugin called to register, whatever the outcome.
     pub fn plugin_called(&self, resource: &ExtendedResource) {
         self.device_metrics.called(resource);
@@ -148,6 +145,9 @@ impl Manager {
         let adapters = self.adapters.as_ref();
         if let Some(generation) = adapters.and_then(|adapters| adapters.arrived(&resource, driver.clone())) {
             return PluginId::new(resource, generation);
+        }
+        if !self.settings.kubelet_allocates {
+            self.serve_plugin(&resource);
         }
         let id = self.devices().resources.arrive(&resource, source, driver);
         // That of a plugin before it.
@@ -208,13 +208,31 @@ impl Manager {
     /// Raises a node's allocatable to what pods have, if the pod is one of those, so that it passes a check of its resources although their
     /// plugin is gone. Never lowers it.
     pub fn cover_allocated(&self, pod: &Uid, allocatable: &mut BTreeMap<ExtendedResource, u64>) {
-        let state = self.devices();
-        if state.table.pod(pod.as_str()).is_none() {
+        let table = self.table();
+        if entry::entries(&table, pod.as_str()).is_empty() {
             return;
         }
-        for (resource, count) in state.table.counts() {
-            let known = allocatable.entry(resource.clone()).or_default();
-            *known = (*known).max(count as u64);
+        for (resource, devices) in entry::owners(&table) {
+            let known = allocatable.entry(resource).or_default();
+            *known = (*known).max(devices.len() as u64);
         }
     }
+
+    /// Tells the adapters what pods have by the plugins' IDs, from the time before them.
+    pub(in crate::manager) fn tell_adapters(&self) {
+        if let Some(adapters) = self.adapters.as_ref().filter(|adapters| adapters.has_taken()) {
+            let taken = taken_of_plugins(&self.table());
+            adapters.set_taken(&taken);
+        }
+    }
+}
+
+/// What pods have of device plugins without an adapter, by resource.
+pub fn taken_of_plugins(table: &ClaimTable) -> BTreeMap<ExtendedResource, BTreeSet<String>> {
+    let mut taken: BTreeMap<_, BTreeSet<String>> = BTreeMap::new();
+    for claim in table.claims().filter(|claim| claim.is_of_plugin()) {
+        let Some(of) = &claim.resource else { continue };
+        taken.entry(of.resource.clone()).or_default().extend(of.devices.keys().cloned());
+    }
+    taken
 }

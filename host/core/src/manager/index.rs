@@ -37,10 +37,6 @@ impl<K: Ord> Index<K> {
         self.0.range((Bound::Included(key), Bound::Unbounded)).next().map(|(found, _)| found)
     }
 
-    pub(super) fn keys(&self) -> impl ExactSizeIterator<Item = &K> {
-        self.0.keys()
-    }
-
     pub(super) fn contains<Q: Ord + ?Sized>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,

@@ -1,73 +1,39 @@
-//! Pool claims: claims that the manager makes for extended resources of a driver's pool. Pure.
+//! Pool claims: claims that the manager makes for the extended resources of a pod's containers. Pure.
 //!
-//! An entry of an allocation whose devices are of a pool names such a claim, and the claim holds them. In the pod's record it is known
+//! Such a claim has devices of a driver's pools, or those of a device plugin as the driver `plugin_driver`. In the pod's record it is known
 //! as `RESOURCE/CLAIM`, which no claim of the pod's own can be called: those names are DNS labels. So its purpose is known as long as
 //! the pod is.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sha2::{Digest, Sha256};
-use uuid::Uuid;
-
-use crate::manager::devices::ResourceOutcome;
+use crate::manager::claims::table::ClaimTable;
+use crate::manager::devices::{Choices, DeviceNodes, Entry};
 use nodedock_model::{
-    AllocatedDevice, Allocation, AllocationEntry, Claim, ClaimReference, Consumer, ContainerClaim,
-    DeviceName, DriverName, ExtendedResource, NameError, ObjectName, ObjectRef, PodAllocation, PodRecord,
-    PodRequest, PoolName, PooledClaim, Problem, ProblemCode, Uid,
+    AllocatedDevice, Allocation, Claim, ClaimRecord, ClaimReference, Consumer, ContainerClaim, DeviceName,
+    DriverName, EXTENDED_RESOURCE_REQUEST, ExtendedResource, ObjectRef, PLUGIN_POOL, PodRecord, PodRequest,
+    PoolName, Problem, ProblemCode, ResourceDevices, Uid, device_name, plugin_driver, pod_claim_name,
 };
 
-/// The request of a pool claim.
-const REQUEST: &str = "extended-resource";
-/// Bytes of the pod's name that a claim's name keeps: with the rest it stays a DNS label.
-const POD_NAME_BYTES_MAX: usize = 40;
-/// Digits of the hash in a claim's name.
-const HASH_DIGITS: usize = 16;
-
-/// Names the pool claim for a resource of a container: always the same name and UID.
-pub(crate) fn name_claim(
-    pod: &ObjectRef,
-    container: &str,
-    resource: &ExtendedResource,
-    driver: &DriverName,
-) -> Result<PooledClaim, Problem> {
-    let of = format!("{}/{container}/{resource}", pod.uid);
-    let digits = hex::encode(Sha256::digest(&of));
-    let name = format!("{}-{}", label(pod.name.as_str()), &digits[..HASH_DIGITS]);
-    let uid = Uuid::new_v5(&Uuid::NAMESPACE_OID, of.as_bytes()).to_string();
-    let id = || -> Result<ObjectRef, NameError> {
-        let (name, uid) = (ObjectName::new(&name)?, Uid::new(&uid)?);
-        Ok(ObjectRef { namespace: pod.namespace.clone(), name, uid })
-    };
-    let id = id().map_err(|error| Problem::internal(ProblemCode::ClaimName, error.to_string()))?;
-    Ok(PooledClaim { driver: driver.clone(), id })
-}
-
-/// The beginning of a pod's name as the beginning of a DNS label.
-fn label(name: &str) -> String {
-    let cut: String = name.chars().take(POD_NAME_BYTES_MAX).map(|c| if c == '.' { '-' } else { c }).collect();
-    cut.trim_end_matches('-').to_owned()
-}
-
-/// The pool claim of an entry. None: the devices are a plugin's.
-pub(crate) fn claim_of(entry: &AllocationEntry, pod: &ObjectRef) -> Option<Result<Claim, Problem>> {
-    let claim = entry.claim.as_ref()?;
-    let devices = entry.devices.keys().map(|id| allocated(claim, id)).collect::<Result<_, _>>();
-    Some(devices.map(|devices| Claim {
-        id: claim.id.clone(),
+/// The claim of an entry.
+pub(super) fn claim_of(entry: &Entry, pod: &ObjectRef) -> Result<Claim, Problem> {
+    let devices = entry.devices.keys().map(|id| allocated(entry, id)).collect::<Result<_, _>>()?;
+    Ok(Claim {
+        id: entry.claim.id.clone(),
         allocation: Some(Allocation { devices, ..Allocation::default() }),
         reserved_for: vec![Consumer::of_pod(pod)],
         annotations: BTreeMap::new(),
         owner_pod: Some(pod.uid.clone()),
-    }))
+        resource: Some(ResourceDevices { resource: entry.resource.clone(), devices: entry.devices.clone() }),
+    })
 }
 
-fn allocated(claim: &PooledClaim, id: &str) -> Result<AllocatedDevice, Problem> {
-    let wrong =
-        || Problem::internal(ProblemCode::DeviceId, format!("{id:?} is not POOL/DEVICE of {}", claim.driver));
-    let (pool, device) = split_id(id).ok_or_else(wrong)?;
+fn allocated(entry: &Entry, id: &str) -> Result<AllocatedDevice, Problem> {
+    let driver = &entry.claim.driver;
+    let wrong = || Problem::internal(ProblemCode::DeviceId, format!("{id:?} is not POOL/DEVICE of {driver}"));
+    let (pool, device) = device_of(&entry.resource, driver, id).ok_or_else(wrong)?;
     Ok(AllocatedDevice {
-        request: REQUEST.to_owned(),
-        driver: claim.driver.clone(),
+        request: EXTENDED_RESOURCE_REQUEST.to_owned(),
+        driver: driver.clone(),
         pool,
         device,
         share_id: None,
@@ -75,6 +41,27 @@ fn allocated(claim: &PooledClaim, id: &str) -> Result<AllocatedDevice, Problem> 
         admin_access: false,
         binding: Default::default(),
     })
+}
+
+/// The pool and the device of an ID of a resource, of a driver's pools or of a device plugin.
+pub(super) fn device_of(
+    resource: &ExtendedResource,
+    driver: &DriverName,
+    id: &str,
+) -> Option<(PoolName, DeviceName)> {
+    match *driver == plugin_driver(resource) {
+        true => Some((PoolName::new(PLUGIN_POOL).ok()?, device_name(id))),
+        false => split_id(id),
+    }
+}
+
+/// The devices of a claim by their IDs in the resource, with their NUMA nodes. A claim of an older release has the names alone.
+pub(super) fn devices_of(claim: &ClaimRecord) -> DeviceNodes {
+    let by_name = || {
+        let devices = claim.allocation.devices.iter();
+        devices.map(|device| (device_id(&device.pool, &device.device), Vec::new())).collect()
+    };
+    claim.resource.as_ref().map_or_else(by_name, |of| of.devices.clone())
 }
 
 pub(crate) fn device_id(pool: &PoolName, device: &DeviceName) -> String {
@@ -95,13 +82,6 @@ pub(super) struct User {
     pub(super) claim: ObjectRef,
 }
 
-impl User {
-    /// The pod's name for the claim.
-    fn pod_claim_name(&self) -> String {
-        format!("{}/{}", self.resource, self.claim.name)
-    }
-}
-
 /// The pool claims of a pod's request.
 #[derive(Debug, Default)]
 pub(super) struct PoolClaims {
@@ -111,45 +91,38 @@ pub(super) struct PoolClaims {
 }
 
 impl PoolClaims {
-    /// The claims for the resources that were allocated. If an entry makes no valid claim, all of them are refused.
-    pub(super) fn new(allocation: &PodAllocation, resources: &mut [ResourceOutcome]) -> Self {
-        let is_allocated = |entry: &&AllocationEntry| {
-            let mut allocated = resources.iter().filter(|outcome| outcome.end.is_ok());
-            allocated.any(|o| o.container == entry.container && o.resource == entry.resource)
-        };
-        let entries: Vec<_> = allocation.entries.iter().filter(is_allocated).collect();
-        let user = |entry: &&AllocationEntry| {
-            let (container, resource) = (entry.container.clone(), entry.resource.clone());
-            Some(User { container, resource, claim: entry.claim.as_ref()?.id.clone() })
-        };
-        let users: Vec<_> = entries.iter().filter_map(user).collect();
-        let claims = entries.iter().filter_map(|entry| claim_of(entry, &allocation.pod));
-        let claims = claims.map(|claim| claim.map(|claim| (claim.id.uid.clone(), claim)));
-        match claims.collect::<Result<BTreeMap<_, _>, _>>() {
-            Ok(claims) => Self { users, claims: claims.into_values().collect() },
-            Err(problem) => {
-                let refused = Self { users, claims: Vec::new() };
-                for user in &refused.users {
-                    refused.set(&user.claim.uid, &Err(problem.clone()), resources);
+    /// The claims for what was chosen. An entry that makes no valid claim is refused.
+    pub(super) fn new(pod: &ObjectRef, choices: &mut Choices) -> Self {
+        let (mut users, mut claims) = (Vec::new(), BTreeMap::new());
+        for choice in choices.values_mut() {
+            let Ok(Some(entry)) = choice else { continue };
+            match claim_of(entry, pod) {
+                Ok(claim) => {
+                    let (container, resource) = (entry.container.clone(), entry.resource.clone());
+                    users.push(User { container, resource, claim: entry.claim.id.clone() });
+                    claims.insert(claim.id.uid.clone(), claim);
                 }
-                Self::default()
+                Err(problem) => *choice = Err(problem),
             }
         }
+        Self { users, claims: claims.into_values().collect() }
     }
 
     /// The pod's request with the claims, each named in the containers that have its devices.
     pub(super) fn request(&self, request: &PodRequest) -> PodRequest {
         let mut whole = request.clone();
         whole.claims.extend(self.claims.iter().filter_map(|claim| {
+            let user = self.users.iter().find(|user| user.claim.uid == claim.id.uid)?;
             Some(ClaimReference {
-                pod_claim_name: self.user(&claim.id.uid)?.pod_claim_name(),
+                pod_claim_name: pod_claim_name(&user.resource, &user.claim.name),
                 claim_name: claim.id.name.clone(),
                 claim_uid: Some(claim.id.uid.clone()),
             })
         }));
         for user in &self.users {
             for container in whole.containers.iter_mut().filter(|c| c.name == user.container) {
-                let claim = ContainerClaim { pod_claim_name: user.pod_claim_name(), request: None };
+                let pod_claim_name = pod_claim_name(&user.resource, &user.claim.name);
+                let claim = ContainerClaim { pod_claim_name, request: None };
                 container.claims.push(claim);
             }
         }
@@ -160,23 +133,14 @@ impl PoolClaims {
     pub(super) fn inline(&self, inline: &[Claim]) -> Vec<Claim> {
         inline.iter().chain(&self.claims).cloned().collect()
     }
+}
 
-    /// The first container, in the pod's order, that has devices by a claim.
-    pub(super) fn user(&self, claim: &Uid) -> Option<&User> {
-        self.users.iter().find(|user| user.claim.uid == *claim)
-    }
-
-    /// Sets the outcome of each resource that a claim holds devices for.
-    pub(super) fn set(
-        &self,
-        claim: &Uid,
-        end: &Result<BTreeMap<String, Vec<u32>>, Problem>,
-        resources: &mut [ResourceOutcome],
-    ) {
-        for user in self.users.iter().filter(|user| user.claim.uid == *claim) {
-            let is_of =
-                |o: &&mut ResourceOutcome| o.container == user.container && o.resource == user.resource;
-            resources.iter_mut().filter(is_of).for_each(|outcome| outcome.end = end.clone());
+/// Sets what was chosen for all containers that have devices by a claim.
+pub(super) fn set(claim: &Uid, end: &Result<Entry, Problem>, choices: &mut Choices) {
+    for choice in choices.values_mut() {
+        let Ok(Some(entry)) = choice else { continue };
+        if entry.claim.id.uid == *claim {
+            *choice = end.clone().map(|other| Some(Entry { devices: other.devices, ..entry.clone() }));
         }
     }
 }
@@ -198,6 +162,15 @@ pub(super) fn users(record: &PodRecord) -> Vec<User> {
     used.filter_map(user).collect()
 }
 
+/// The place of the first container that has devices by a claim, in the order in which the containers of its pod start.
+pub(super) fn place(table: &ClaimTable, claim: &Uid) -> Option<(bool, usize)> {
+    let record = table.claim(claim.as_str())?;
+    let pod = table.pod(record.pods.keys().next()?.as_str())?;
+    let user = users(pod).into_iter().find(|user| user.claim.uid == *claim)?;
+    let at = pod.containers.iter().position(|container| container.name == user.container)?;
+    Some((pod.containers[at].kind.is_app(), at))
+}
+
 /// Resources for which pods have pool claims, by the pods' records.
 pub(crate) fn resources<'a>(records: impl Iterator<Item = &'a PodRecord>) -> BTreeSet<ExtendedResource> {
     records.flat_map(|record| record.claims.keys()).filter_map(|name| resource(name)).collect()
@@ -212,7 +185,8 @@ pub(super) fn claims(record: &PodRecord) -> BTreeSet<Uid> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nodedock_model::{AllocationEntry, ContainerKind, PodContainer, PooledClaim};
+    use crate::manager::devices::{Chosen, Key};
+    use nodedock_model::{ContainerKind, PodContainer, PooledClaim};
 
     const GPU: &str = "example.com/gpu";
 
@@ -221,31 +195,17 @@ mod tests {
     }
 
     /// What a container has of a pool by the claim `c`.
-    fn entry(container: &str, device: &str) -> AllocationEntry {
+    fn choice(container: &str, device: &str) -> (Key, Chosen) {
         let claim = ObjectRef::new("default", "c", "uid-c").unwrap();
-        AllocationEntry {
+        let entry = Entry {
             container: container.to_owned(),
             kind: ContainerKind::App,
             resource: ExtendedResource::new(GPU).unwrap(),
             devices: [(device.to_owned(), Vec::new())].into(),
-            claim: Some(PooledClaim { driver: "d.dev".parse().unwrap(), id: claim }),
-            response: None,
-            pre_start: false,
-            unknown: BTreeMap::new(),
-        }
-    }
-
-    fn allocation(entries: Vec<AllocationEntry>) -> PodAllocation {
-        PodAllocation { pod: pod(), entries, since_ms: 0, unknown: BTreeMap::new() }
-    }
-
-    fn allocated(allocation: &PodAllocation) -> Vec<ResourceOutcome> {
-        let outcome = |entry: &AllocationEntry| ResourceOutcome {
-            container: entry.container.clone(),
-            resource: entry.resource.clone(),
-            end: Ok(entry.devices.clone()),
+            claim: PooledClaim { driver: "d.dev".parse().unwrap(), id: claim },
+            is_prepared: false,
         };
-        allocation.entries.iter().map(outcome).collect()
+        ((container.to_owned(), entry.resource.clone()), Ok(Some(entry)))
     }
 
     fn request(containers: &[&str]) -> PodRequest {
@@ -256,9 +216,8 @@ mod tests {
 
     #[test]
     fn containers_that_use_a_device_one_after_the_other_share_its_claim() {
-        let allocation = allocation(vec![entry("init", "pool/0"), entry("main", "pool/0")]);
-        let mut resources = allocated(&allocation);
-        let pooled = PoolClaims::new(&allocation, &mut resources);
+        let mut choices: Choices = [choice("init", "pool/0"), choice("main", "pool/0")].into();
+        let pooled = PoolClaims::new(&pod(), &mut choices);
         let whole = pooled.request(&request(&["init", "main", "plain"]));
         let [reference] = whole.claims.as_slice() else { panic!("{whole:#?}") };
         assert_eq!(
@@ -270,24 +229,25 @@ mod tests {
         assert_eq!(pooled.inline(&[]).len(), 1);
 
         let problem = Problem::conflict("device-held", "another claim has it");
-        pooled.set(&"uid-c".parse().unwrap(), &Err(problem), &mut resources);
-        assert!(resources.iter().all(|resource| resource.end.is_err()), "both lose it: {resources:?}");
+        set(&"uid-c".parse().unwrap(), &Err(problem), &mut choices);
+        assert!(choices.values().all(Result::is_err), "both lose it: {choices:?}");
     }
 
     #[test]
-    fn what_was_not_allocated_to_this_request_makes_no_claim() {
-        let allocation = allocation(vec![entry("other", "pool/0")]);
-        let pooled = PoolClaims::new(&allocation, &mut []);
+    fn what_was_not_chosen_makes_no_claim() {
+        let key = |name: &str| (name.to_owned(), ExtendedResource::new(GPU).unwrap());
+        let mut choices: Choices =
+            [(key("main"), Err(Problem::conflict("a", "refused"))), (key("none"), Ok(None))].into();
+        let pooled = PoolClaims::new(&pod(), &mut choices);
         assert!(pooled.inline(&[]).is_empty());
         assert_eq!(pooled.request(&request(&["main"])), request(&["main"]));
     }
 
     #[test]
     fn a_device_that_can_be_no_claim_is_refused() {
-        let allocation = allocation(vec![entry("main", "no-pool")]);
-        let mut resources = allocated(&allocation);
-        assert!(PoolClaims::new(&allocation, &mut resources).inline(&[]).is_empty());
-        assert_eq!(resources[0].end.as_ref().unwrap_err().code, "device-id");
+        let mut choices: Choices = [choice("main", "no-pool")].into();
+        assert!(PoolClaims::new(&pod(), &mut choices).inline(&[]).is_empty());
+        assert_eq!(choices.into_values().next().unwrap().unwrap_err().code, "device-id");
     }
 
     #[test]

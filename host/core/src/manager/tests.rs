@@ -4,14 +4,13 @@ pub(crate) mod scene;
 
 use std::sync::Arc;
 
-use super::pool_claims;
 use super::{CHOICES_MAX, PodOutcome, ResourceState};
 use crate::manager::claims::PodSelector;
 use crate::manager::claims::fixtures::{claim, driver, pod};
 use crate::manager::devices::fixtures::{device, resource};
 use nodedock_model::{
-    ClaimState, ContainerAllocation, ContainerKind, Device, DeviceName, ObjectRef, PodRequest, Pool, Problem,
-    Uid,
+    ClaimState, ContainerAllocation, ContainerKind, Device, DeviceName, ObjectRef, PodRequest, Pool,
+    PooledClaim, Problem, Uid,
 };
 
 use scene::{Daemon, FakeDriver, FakePlugin, Home, Reply, container, ends, request, settle};
@@ -94,7 +93,7 @@ fn all_ends(outcome: &PodOutcome) -> (Vec<&str>, Vec<&str>) {
 
 /// The UID of the pool claim of the container `main`.
 fn pool_claim(pod: &ObjectRef) -> ObjectRef {
-    pool_claims::name_claim(pod, "main", &resource("gpu"), &driver("gpu")).unwrap().id
+    PooledClaim::named(pod, "main", &resource("gpu"), &driver("gpu")).unwrap().id
 }
 
 fn cdi(claim: &Uid, device: &str) -> String {
@@ -322,14 +321,13 @@ async fn plugins_are_called_before_each_start_of_a_container_that_has_their_devi
 #[tokio::test]
 async fn a_container_starts_when_its_pod_is_prepared_and_not_before() {
     let (node, a) = (Node::start(1).await, pod("a"));
-    node.put("one", "gpu/0", &a);
     node.nic.shut(true);
     let crash = async {
         node.nic.called(|calls| calls.allocate.len() == 1).await;
         node.daemon.crash().await;
         node.nic.shut(false);
     };
-    tokio::join!(node.prepare(&a, &["one"], &[PLUGIN]), crash);
+    tokio::join!(node.prepare(&a, &[], &[PLUGIN]), crash);
     let node = node.restart().await;
     let problem = node.start_container(&a, "main").await.unwrap_err();
     assert!(problem.code == "pod-not-prepared" && problem.message.contains("example.com/nic"), "{problem:?}");

@@ -11,8 +11,8 @@ use crate::manager::claims::ClaimOutcome;
 use crate::manager::claims::table::ClaimTable;
 use crate::manager::devices::ResourceOutcome;
 use nodedock_model::{
-    AllocationEntry, ClaimRecord, ClaimState, ContainerKind, DriverName, ExtendedResource, ObjectRef,
-    PodAllocation, PodRecord, Problem, ProblemCode, Uid,
+    ClaimRecord, ClaimState, ContainerKind, DriverName, ExtendedResource, ObjectRef, PodRecord, Problem,
+    ProblemCode, Uid,
 };
 
 /// A pod and what it holds.
@@ -24,7 +24,7 @@ pub struct PodView {
     /// In the order of the containers.
     pub resources: Vec<PodResource>,
     pub containers: Vec<ContainerAnswer>,
-    /// None: the pod has, or had, no claims.
+    /// None: only the pod's claims are known.
     pub record: Option<Arc<PodRecord>>,
     pool_claims: Vec<Arc<ClaimRecord>>,
 }
@@ -38,9 +38,9 @@ pub struct PodResource {
     /// Device to its NUMA nodes.
     pub devices: BTreeMap<String, Vec<u32>>,
     pub state: ResourceState,
-    /// The pool claim. None: a device plugin gave the devices.
-    pub claim: Option<Uid>,
-    /// The driver of the pool.
+    /// The pool claim.
+    pub claim: Uid,
+    /// The driver of the pool. None: a device plugin gave the devices.
     pub driver: Option<DriverName>,
 }
 
@@ -59,30 +59,35 @@ impl ResourceState {
         self.into()
     }
 
-    fn of_claim(claim: Option<&Arc<ClaimRecord>>) -> Self {
-        match claim.map(|claim| claim.state) {
-            Some(ClaimState::Prepared) => Self::Allocated,
-            Some(ClaimState::Unpreparing) => Self::Freeing,
-            Some(ClaimState::Preparing) | None => Self::Allocating,
+    fn of_claim(claim: &ClaimRecord) -> Self {
+        match claim.state {
+            ClaimState::Prepared => Self::Allocated,
+            ClaimState::Unpreparing => Self::Freeing,
+            ClaimState::Preparing => Self::Allocating,
         }
     }
 }
 
 impl PodView {
     /// The view of a pod by its UID. None: the pod holds nothing.
-    pub fn new(table: &ClaimTable, uid: &str, allocation: Option<Arc<PodAllocation>>) -> Option<Self> {
-        let (record, allocation) = (table.pod(uid).cloned(), allocation.as_deref());
-        let pod = record.as_ref().map(|record| &record.pod).or(allocation.map(|a| &a.pod))?.clone();
-        let claims = if record.is_some() { table.claims_of_pod(uid) } else { Vec::new() };
-        let pool_uids = pool_claims_of(record.as_deref(), allocation);
-        let (pool_claims, claims): (Vec<_>, Vec<_>) =
-            claims.into_iter().partition(|claim| pool_uids.contains(&claim.id.uid));
-        let resources = resources(record.as_deref(), allocation, &pool_claims);
-        let containers = match &record {
-            Some(record) => answer::of_record(record, |uid| table.claim(uid).cloned(), allocation),
-            None => answer::of_names(names(allocation), allocation),
-        };
-        Some(Self { pod, claims, resources, containers, record, pool_claims })
+    pub fn new(table: &ClaimTable, uid: &str) -> Option<Self> {
+        let record = table.pod(uid)?.clone();
+        let of_pools = pool_claims::claims(&record);
+        let claims = table.claims_of_pod(uid).into_iter();
+        let claims = claims.filter(|claim| !of_pools.contains(&claim.id.uid)).collect();
+        // When the pod is being unprepared, only its record names them.
+        let pool_claims: Vec<_> =
+            of_pools.iter().filter_map(|uid| table.claim(uid.as_str()).cloned()).collect();
+        let resources = resources(&record, &pool_claims);
+        let containers = answer::of_record(&record, |uid| table.claim(uid).cloned());
+        Some(Self {
+            pod: record.pod.clone(),
+            claims,
+            resources,
+            containers,
+            record: Some(record),
+            pool_claims,
+        })
     }
 
     /// A pod of which only its claims are known.
@@ -110,15 +115,8 @@ impl PodView {
 
     /// The containers as far as they are known, in the order in which they start.
     pub fn kinds(&self) -> Vec<(&str, ContainerKind)> {
-        match &self.record {
-            Some(record) => record.containers.iter().map(|c| (c.name.as_str(), c.kind)).collect(),
-            None => {
-                let mut kinds: Vec<_> =
-                    self.resources.iter().map(|r| (r.container.as_str(), r.kind)).collect();
-                kinds.dedup();
-                kinds
-            }
-        }
+        let containers = self.record.iter().flat_map(|record| &record.containers);
+        containers.map(|container| (container.name.as_str(), container.kind)).collect()
     }
 
     /// The pod's own claims that a container uses, each once.
@@ -130,8 +128,11 @@ impl PodView {
         self.claims.iter().filter(|claim| used.contains(&claim.id.uid)).collect()
     }
 
-    pub(super) fn has_plugin_devices(&self, container: &str) -> bool {
-        self.resources.iter().any(|resource| resource.container == container && resource.claim.is_none())
+    /// The claims of the extended resources of a container.
+    pub(super) fn pool_claims_of(&self, container: &str) -> Vec<&Arc<ClaimRecord>> {
+        let used: Vec<_> =
+            self.resources.iter().filter(|of| of.container == container).map(|of| &of.claim).collect();
+        self.pool_claims.iter().filter(|claim| used.contains(&&claim.id.uid)).collect()
     }
 
     /// The answer for a container that may start now.
@@ -143,10 +144,14 @@ impl PodView {
         }
         let is_ready =
             |claim: &Arc<ClaimRecord>| claim.state == ClaimState::Prepared && claim.boot_id == boot_id;
-        let claim = self.all_claims().find(|claim| !is_ready(claim));
-        let resource = self.resources.iter().find(|resource| resource.state != ResourceState::Allocated);
-        let open = claim.map(|claim| format!("claim {}", claim.id));
-        let open = open.or(resource.map(|open| format!("{} of container {}", open.resource, open.container)));
+        let claim =
+            self.claims.iter().find(|claim| !is_ready(claim)).map(|claim| format!("claim {}", claim.id));
+        let is_open = |of: &&PodResource| {
+            !self.pool_claims.iter().any(|claim| claim.id.uid == of.claim && is_ready(claim))
+        };
+        let resource = self.resources.iter().find(is_open);
+        let resource = resource.map(|open| format!("{} of container {}", open.resource, open.container));
+        let open = claim.or(resource);
         if let Some(open) = open {
             let message = format!("pod {} is not prepared ({open}): prepare it first", self.pod);
             return Err(Problem::unavailable(ProblemCode::PodNotPrepared, message));
@@ -156,22 +161,19 @@ impl PodView {
     }
 
     /// The outcomes of an unprepare: of the pod's own claims, and of its resources.
-    pub(super) fn unprepared(
-        &self,
-        claims: Vec<ClaimOutcome>,
-        freed: &Result<(), Problem>,
-    ) -> (Vec<ClaimOutcome>, Vec<ResourceOutcome>) {
+    pub(super) fn unprepared(&self, claims: Vec<ClaimOutcome>) -> (Vec<ClaimOutcome>, Vec<ResourceOutcome>) {
         let is_pool_claim = |outcome: &ClaimOutcome| {
             self.pool_claims.iter().any(|claim| Some(&claim.id.uid) == outcome.uid.as_ref())
         };
         let (of_pools, own): (Vec<_>, Vec<_>) = claims.into_iter().partition(is_pool_claim);
         let outcome = |resource: &PodResource| {
-            let of_claim = of_pools.iter().find(|o| resource.claim.is_some() && o.uid == resource.claim);
-            let end = of_claim.map_or(Ok(()), |outcome| outcome.end.clone().map(drop)).and(freed.clone());
+            let of_claim = of_pools.iter().find(|outcome| outcome.uid.as_ref() == Some(&resource.claim));
             ResourceOutcome {
                 container: resource.container.clone(),
                 resource: resource.resource.clone(),
-                end: end.map(|()| resource.devices.clone()),
+                end: of_claim
+                    .map_or(Ok(()), |of| of.end.clone().map(drop))
+                    .map(|()| resource.devices.clone()),
             }
         };
         let resources = self.resources.iter().map(outcome).collect();
@@ -179,65 +181,21 @@ impl PodView {
     }
 }
 
-/// The pool claims of a pod. When the pod is being unprepared, only its record names them.
-fn pool_claims_of(record: Option<&PodRecord>, allocation: Option<&PodAllocation>) -> BTreeSet<Uid> {
-    let entries = allocation.into_iter().flat_map(|allocation| &allocation.entries);
-    let mut uids: BTreeSet<_> =
-        entries.filter_map(|entry| Some(entry.claim.as_ref()?.id.uid.clone())).collect();
-    uids.extend(record.into_iter().flat_map(pool_claims::claims));
-    uids
-}
-
-/// The containers that have devices.
-fn names(allocation: Option<&PodAllocation>) -> Vec<&str> {
-    let entries = allocation.into_iter().flat_map(|allocation| &allocation.entries);
-    let mut names: Vec<_> = entries.map(|entry| entry.container.as_str()).collect();
-    names.dedup();
-    names
-}
-
-fn resources(
-    record: Option<&PodRecord>,
-    allocation: Option<&PodAllocation>,
-    pool_claims: &[Arc<ClaimRecord>],
-) -> Vec<PodResource> {
-    let find = |uid: &Uid| pool_claims.iter().find(|claim| claim.id.uid == *uid);
-    let entry = |entry: &AllocationEntry| PodResource {
-        container: entry.container.clone(),
-        kind: entry.kind,
-        resource: entry.resource.clone(),
-        devices: entry.devices.clone(),
-        state: match (&entry.claim, &entry.response) {
-            (Some(claim), _) => ResourceState::of_claim(find(&claim.id.uid)),
-            (None, Some(_)) => ResourceState::Allocated,
-            (None, None) => ResourceState::Allocating,
-        },
-        claim: entry.claim.as_ref().map(|claim| claim.id.uid.clone()),
-        driver: entry.claim.as_ref().map(|claim| claim.driver.clone()),
+fn resources(record: &PodRecord, pool_claims: &[Arc<ClaimRecord>]) -> Vec<PodResource> {
+    let resource = |user: User| {
+        let claim = pool_claims.iter().find(|claim| claim.id.uid == user.claim.uid)?;
+        let kind =
+            record.containers.iter().find(|known| known.name == user.container).map(|known| known.kind);
+        let driver = claim.allocation.devices.first().filter(|_| !claim.is_of_plugin());
+        Some(PodResource {
+            container: user.container,
+            kind: kind.unwrap_or_default(),
+            resource: user.resource,
+            devices: pool_claims::devices_of(claim),
+            state: ResourceState::of_claim(claim),
+            claim: user.claim.uid,
+            driver: driver.map(|device| device.driver.clone()),
+        })
     };
-    let entries = allocation.into_iter().flat_map(|allocation| &allocation.entries);
-    let mut resources: Vec<_> = entries.map(entry).collect();
-    let Some(record) = record else { return resources };
-    for user in pool_claims::users(record) {
-        let is_known = |r: &PodResource| r.container == user.container && r.resource == user.resource;
-        if !resources.iter().any(is_known) {
-            resources.extend(find(&user.claim.uid).map(|claim| freeing(record, &user, claim)));
-        }
-    }
-    resources
-}
-
-/// A resource whose allocation is gone, and whose pool claim its driver has not unprepared yet.
-fn freeing(record: &PodRecord, user: &User, claim: &Arc<ClaimRecord>) -> PodResource {
-    let kind = record.containers.iter().find(|known| known.name == user.container).map(|known| known.kind);
-    let devices = claim.allocation.devices.iter();
-    PodResource {
-        container: user.container.clone(),
-        kind: kind.unwrap_or_default(),
-        resource: user.resource.clone(),
-        devices: devices.map(|d| (pool_claims::device_id(&d.pool, &d.device), Vec::new())).collect(),
-        state: ResourceState::of_claim(Some(claim)),
-        claim: Some(claim.id.uid.clone()),
-        driver: claim.allocation.devices.first().map(|device| device.driver.clone()),
-    }
+    pool_claims::users(record).into_iter().filter_map(resource).collect()
 }

@@ -14,7 +14,8 @@ use nodedock_base::tasks::Tasks;
 use nodedock_base::watched;
 use nodedock_core::adapters::{AdapterParts, Adapters};
 use nodedock_core::manager::claims::SharedClaimTable;
-use nodedock_model::{Adapter, DriverKind, DriverName, PodAllocation, Problem, ProblemCode, limit};
+use nodedock_core::manager::devices::taken_of_plugins;
+use nodedock_model::{Adapter, DriverKind, DriverName, Problem, ProblemCode, limit};
 use nodedock_wasm::registry::wasm_files::WasmFiles;
 
 /// The files of adapters.
@@ -29,7 +30,6 @@ pub(super) struct AdapterFiles {
 pub(super) fn load(
     config: &Config,
     wasm: &WasmFiles,
-    allocations: &[PodAllocation],
     claims: &SharedClaimTable,
 ) -> Result<(Adapters, AdapterFiles)> {
     let (paths, hardware, conditions) = (&config.paths, &config.hardware, wasm.conditions.clone());
@@ -37,7 +37,10 @@ pub(super) fn load(
     let found = adapters::files(&directories);
     let started = valid(&found);
     let entries = adapters::entries_of(&config.file.device_plugin_adapters, found, &conditions);
-    let claims: Vec<_> = claims.lock().claims().cloned().collect();
+    let (taken, claims) = {
+        let claims = claims.lock();
+        (taken_of_plugins(&claims), claims.claims().cloned().collect::<Vec<_>>())
+    };
     let mut claimed: BTreeMap<DriverName, Option<DriverKind>> = BTreeMap::new();
     for (driver, part) in claims.iter().flat_map(|claim| &claim.drivers) {
         // A claim that was rebuilt from its CDI file has the kind of a driver file, and no digest.
@@ -57,7 +60,7 @@ pub(super) fn load(
         grace: limit::RESOURCE_GRACE,
         has_kubelet: config.kubernetes.is_some(),
     };
-    let adapters = Adapters::load(parts, entries, allocations, &claimed);
+    let adapters = Adapters::load(parts, entries, taken, &claimed);
     Ok((adapters, AdapterFiles { directories, started, conditions }))
 }
 

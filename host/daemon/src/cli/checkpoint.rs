@@ -11,7 +11,7 @@ use crate::config::Paths;
 use nodedock_base::clock::rfc3339;
 use nodedock_core::checkpoint::{self, Dump, Integrity, Report};
 use nodedock_model::{
-    AllocationEntry, ClaimRecord, ClaimValues, DriverName, KeptValue, ObjectRef, PodAllocation, ReleaseRecord,
+    ClaimRecord, ClaimValues, DriverName, KeptValue, ObjectRef, ReleaseRecord, ResourceDevices,
 };
 
 #[derive(Subcommand)]
@@ -54,10 +54,8 @@ pub(super) fn run(location: &Location, command: CheckpointCommand) -> Result<()>
 fn dump_text(dump: &Dump, format: Format) -> String {
     let mut parts = vec![table(format, &dump.claims, "no claims")];
     parts.extend(dump.released.iter().map(|record| join([released(record)])));
-    let pairs = |of: &PodAllocation| {
-        of.entries.iter().map(|entry| (of.pod.clone(), entry.clone())).collect::<Vec<_>>()
-    };
-    let allocations: Vec<_> = dump.allocations.iter().flat_map(pairs).collect();
+    let allocations: Vec<_> =
+        dump.claims.iter().filter_map(|claim| Some((claim.clone(), claim.resource.clone()?))).collect();
     if !allocations.is_empty() {
         parts.extend([String::new(), table(format, &allocations, "")]);
     }
@@ -82,15 +80,13 @@ impl Row for ClaimRecord {
     const NARROW: usize = 5;
 }
 
-/// A pod, and an extended resource of one of its containers.
-impl Row for (ObjectRef, AllocationEntry) {
+/// A claim that the host made for an extended resource, and its devices.
+impl Row for (ClaimRecord, ResourceDevices) {
     const COLUMNS: &'static [Column<Self>] = &[
-        ("POD", |(pod, _)| pod.to_string()),
-        ("CONTAINER", |(_, entry)| entry.container.clone()),
-        ("RESOURCE", |(_, entry)| entry.resource.to_string()),
-        ("DEVICES", |(_, entry)| joined(entry.devices.keys())),
-        ("STATE", |(_, entry)| if entry.is_complete() { "allocated" } else { "allocating" }.to_owned()),
-        ("UID", |(pod, _)| pod.uid.to_string()),
+        ("POD", |(claim, _)| joined(claim.pods.values())),
+        ("RESOURCE", |(_, of)| of.resource.to_string()),
+        ("DEVICES", |(_, of)| joined(of.devices.keys())),
+        ("CLAIM", |(claim, _)| claim.id.to_string()),
     ];
 }
 
@@ -130,7 +126,7 @@ fn released(record: &ReleaseRecord) -> String {
 }
 
 fn report_lines(path: &Path, report: &Report) -> Vec<String> {
-    let Report { claims, pods, released, allocations, values, skipped, meta, .. } = report;
+    let Report { claims, pods, released, extended_resources, values, skipped, meta, .. } = report;
     let integrity = match &report.integrity {
         Integrity::Clean => "closed properly, every checksum agrees",
         Integrity::NotClosed => "open in a daemon or left by a crash, every checksum agrees",
@@ -141,7 +137,7 @@ fn report_lines(path: &Path, report: &Report) -> Vec<String> {
         format!("  written by {}, created {}", meta.written_by, meta.created),
         format!("  {integrity}"),
         format!(
-            "  {claims} claims, {pods} pods, {released} released claims, {allocations} pods with extended resources, {values} claims with values below /sys, {} unreadable",
+            "  {claims} claims, {extended_resources} of them for extended resources, {pods} pods, {released} released claims, {values} claims with values below /sys, {} unreadable",
             skipped.len()
         ),
     ];

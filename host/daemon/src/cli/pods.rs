@@ -153,6 +153,7 @@ fn compose(namespace: &str, pod: &str, devices: &[String], node: &str) -> Result
         reserved_for: vec![Consumer::of_pod(&pod)],
         annotations: BTreeMap::new(),
         owner_pod: None,
+        resource: None,
     };
     let uses = ContainerClaim { pod_claim_name: POD_CLAIM.to_owned(), request: None };
     let request = PodRequest {

@@ -2,7 +2,10 @@ use std::path::PathBuf;
 
 use super::*;
 use nodedock_core::manager::claims::table::ClaimTable;
-use nodedock_model::{AllocationEntry, ContainerKind, ObjectRef, PluginDevice, PodAllocation};
+use nodedock_model::{
+    ClaimRecord, ClaimState, ContainerClaim, ObjectRef, PluginDevice, PodContainer, PodRecord, PooledClaim,
+    ResourceDevices, plugin_driver, pod_claim_name,
+};
 
 fn name(text: &str) -> ExtendedResource {
     ExtendedResource::new(text).unwrap()
@@ -22,24 +25,28 @@ fn plugin() -> ResourceSource {
 }
 
 fn pod(pod: &str, entries: &[(&str, &str, &[&str])]) -> PodView {
-    let entry = |(container, resource, devices): &(&str, &str, &[&str])| AllocationEntry {
-        container: (*container).to_owned(),
-        kind: ContainerKind::App,
-        resource: name(resource),
-        devices: devices.iter().map(|id| ((*id).to_owned(), Vec::new())).collect(),
-        claim: None,
-        response: None,
-        pre_start: false,
-        unknown: BTreeMap::new(),
-    };
-    let allocation = PodAllocation {
-        pod: ObjectRef::new("default", pod, pod).unwrap(),
-        entries: entries.iter().map(entry).collect(),
-        since_ms: 0,
-        unknown: BTreeMap::new(),
-    };
-    let uid = allocation.pod.uid.clone();
-    PodView::new(&ClaimTable::default(), uid.as_str(), Some(allocation.into())).unwrap()
+    let pod = ObjectRef::new("default", pod, pod).unwrap();
+    let mut record =
+        PodRecord { pod: pod.clone(), claims: BTreeMap::new(), containers: vec![], unknown: BTreeMap::new() };
+    let mut claims = Vec::new();
+    for (container, resource, devices) in entries {
+        let (resource, driver) = (name(resource), plugin_driver(&name(resource)));
+        let claim = PooledClaim::named(&pod, container, &resource, &driver).unwrap().id;
+        let pod_claim_name = pod_claim_name(&resource, &claim.name);
+        record.claims.insert(pod_claim_name.clone(), claim.clone());
+        record.containers.push(PodContainer {
+            name: (*container).to_owned(),
+            claims: vec![ContainerClaim { pod_claim_name, request: None }],
+            ..PodContainer::default()
+        });
+        let devices = devices.iter().map(|id| ((*id).to_owned(), Vec::new())).collect();
+        claims.push(ClaimRecord {
+            pods: [(pod.uid.clone(), pod.clone())].into(),
+            resource: Some(ResourceDevices { resource, devices }),
+            ..ClaimRecord::new(claim, ClaimState::Prepared, "boot")
+        });
+    }
+    PodView::new(&ClaimTable::new(claims, vec![record]), pod.uid.as_str()).unwrap()
 }
 
 #[test]

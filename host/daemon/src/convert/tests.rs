@@ -37,6 +37,7 @@ fn inline_claim() -> Claim {
         reserved_for: vec![Consumer::of_pod(&id("pod"))],
         annotations: BTreeMap::from([("a".to_owned(), "b".to_owned())]),
         owner_pod: Some(Uid::new("uid-pod").unwrap()),
+        resource: None,
     }
 }
 
@@ -46,6 +47,7 @@ fn bare_claim() -> Claim {
         reserved_for: vec![],
         annotations: BTreeMap::new(),
         owner_pod: None,
+        resource: None,
         ..inline_claim()
     }
 }

@@ -10,8 +10,8 @@ use nodedock_core::manager::claims::table::ClaimTable;
 use nodedock_core::manager::devices::{DeviceView, ResourceSource, ResourceView};
 use nodedock_core::registry::Registry;
 use nodedock_model::{
-    AllocationEntry, ContainerAllocation, ContainerClaim, DriverName, Edits, ExtendedResource, ObjectName,
-    ObjectRef, PluginDevice, PodAllocation, PodContainer, PodRecord, PoolNames, PooledClaim,
+    ContainerClaim, Edits, ExtendedResource, ObjectName, ObjectRef, PluginDevice, PodContainer, PodRecord,
+    PoolNames, PooledClaim, ResourceDevices, plugin_driver, pod_claim_name,
 };
 
 const DRIVER: &str = "gpu.example.com";
@@ -75,33 +75,34 @@ fn of_claims(
     ClaimTable::new(records, vec![PodRecord { pod, claims, containers, unknown: BTreeMap::new() }])
 }
 
-fn entry(
-    container: &str,
-    kind: ContainerKind,
-    resource: &str,
-    devices: &[(&str, &[u32])],
-) -> AllocationEntry {
-    AllocationEntry {
-        container: container.to_owned(),
-        kind,
-        resource: ExtendedResource::new(resource).unwrap(),
-        devices: devices.iter().map(|(id, nodes)| ((*id).to_owned(), nodes.to_vec())).collect(),
-        claim: None,
-        response: Some(ContainerAllocation::default()),
-        pre_start: false,
-        unknown: BTreeMap::new(),
+/// What a container has of a resource: its name and kind, the resource, and the devices with their NUMA nodes.
+type Entry<'a> = (&'a str, ContainerKind, &'a str, &'a [(&'a str, &'a [u32])]);
+
+/// A pod whose containers have devices of plugins, in a state.
+fn of_resources(pod: &str, entries: &[Entry<'_>], state: ClaimState) -> (ClaimTable, PodRecord) {
+    let pod = object(pod);
+    let mut record =
+        PodRecord { pod: pod.clone(), claims: BTreeMap::new(), containers: vec![], unknown: BTreeMap::new() };
+    let mut claims = Vec::new();
+    for (name, kind, resource, devices) in entries {
+        let resource = ExtendedResource::new(resource).unwrap();
+        let claim = PooledClaim::named(&pod, name, &resource, &plugin_driver(&resource)).unwrap().id;
+        let of = pod_claim_name(&resource, &claim.name);
+        record.claims.insert(of.clone(), claim.clone());
+        record.containers.push(container(name, *kind, &[(&of, None)]));
+        let devices = devices.iter().map(|(id, nodes)| ((*id).to_owned(), nodes.to_vec())).collect();
+        claims.push(ClaimRecord {
+            pods: [(pod.uid.clone(), pod.clone())].into(),
+            resource: Some(ResourceDevices { resource, devices }),
+            ..ClaimRecord::new(claim, state, "boot")
+        });
     }
+    (ClaimTable::new(claims, vec![record.clone()]), record)
 }
 
-fn allocation(pod: &str, entries: Vec<AllocationEntry>) -> Arc<PodAllocation> {
-    Arc::new(PodAllocation { pod: object(pod), entries, since_ms: 0, unknown: BTreeMap::new() })
-}
-
-fn view(claims: Option<ClaimTable>, allocation: Option<Arc<PodAllocation>>) -> PodView {
-    let claims = claims.unwrap_or_default();
-    let pod =
-        claims.pods().map(|record| record.pod.clone()).chain(allocation.iter().map(|a| a.pod.clone())).next();
-    PodView::new(&claims, pod.unwrap().uid.as_str(), allocation).unwrap()
+fn view(claims: &ClaimTable) -> PodView {
+    let pod = claims.pods().next().unwrap().pod.clone();
+    PodView::new(claims, pod.uid.as_str()).unwrap()
 }
 
 /// Pools of the node `node-1`.
@@ -130,8 +131,8 @@ fn names(pod: &v1::PodResources) -> Vec<&str> {
 #[test]
 fn a_device_is_listed_once_for_each_numa_node_and_once_where_it_has_none() {
     let devices: [(&str, &[u32]); 3] = [("a", &[0]), ("b", &[0, 1]), ("c", &[])];
-    let entries = vec![entry("main", ContainerKind::App, "example.com/nic", &devices)];
-    let pod = pod(&view(None, Some(allocation("a", entries))));
+    let entries = [("main", ContainerKind::App, "example.com/nic", &devices[..])];
+    let pod = pod(&view(&of_resources("a", &entries, ClaimState::Prepared).0));
     assert_eq!((pod.name.as_str(), pod.namespace.as_str()), ("a", "default"));
     let nic = "example.com/nic";
     assert_eq!(
@@ -149,8 +150,7 @@ fn a_claim_is_listed_whole_whatever_request_a_container_names() {
         container("one", ContainerKind::App, &[("own", Some("gpu-0")), ("own", Some("gpu-1"))]),
         container("none", ContainerKind::App, &[]),
     ];
-    let view =
-        view(Some(of_claims(object("a"), containers, &[("own", claim_record("c", "prepared"))])), None);
+    let view = view(&of_claims(object("a"), containers, &[("own", claim_record("c", "prepared"))]));
     let pod = pod(&view);
     assert_eq!(names(&pod), ["one", "none"], "a container without devices is there");
     let [claim] = pod.containers[0].dynamic_resources.as_slice() else { panic!("{pod:#?}") };
@@ -173,13 +173,20 @@ fn ordinary_init_containers_are_left_out_and_sidecars_are_not() {
     let devices: [(&str, &[u32]); 1] = [("a", &[0])];
     let kinds =
         [("init", ContainerKind::Init), ("side", ContainerKind::Sidecar), ("main", ContainerKind::App)];
-    let containers = kinds.map(|(name, kind)| container(name, kind, &[("own", None)]));
-    let entries = kinds.map(|(name, kind)| entry(name, kind, "example.com/nic", &devices)).to_vec();
-    let claims = of_claims(object("a"), containers.to_vec(), &[("own", claim_record("c", "prepared"))]);
-    for view in [
-        view(None, Some(allocation("a", entries.clone()))),
-        view(Some(claims), Some(allocation("a", entries))),
-    ] {
+    let entries = kinds.map(|(name, kind)| (name, kind, "example.com/nic", &devices[..]));
+    let (claims, record) = of_resources("a", &entries, ClaimState::Prepared);
+    let mut both = record;
+    both.claims.insert("own".to_owned(), object("c"));
+    both.containers.iter_mut().for_each(|container| {
+        container.claims.insert(0, ContainerClaim { pod_claim_name: "own".to_owned(), request: None });
+    });
+    let mut records: Vec<_> = claims.claims().map(|claim| ClaimRecord::clone(claim)).collect();
+    records.push(ClaimRecord {
+        pods: [(both.pod.uid.clone(), both.pod.clone())].into(),
+        ..ClaimRecord::clone(&claim_record("c", "prepared"))
+    });
+    for claims in [claims, ClaimTable::new(records, vec![both])] {
+        let view = view(&claims);
         assert_eq!(names(&pod(&view)), ["side", "main"]);
         let old = pod_v1alpha1(&view);
         let [main] = old.containers.as_slice() else { panic!("regular containers alone: {old:#?}") };
@@ -194,21 +201,21 @@ fn ordinary_init_containers_are_left_out_and_sidecars_are_not() {
 #[test]
 fn devices_of_a_pool_are_devices_and_their_claim_is_no_dynamic_resource() {
     let record = claim_record("p", "prepared");
-    let mut gpu = entry("main", ContainerKind::App, "example.com/gpu", &[("pool/gpu-0", &[1])]);
-    gpu.response = None;
-    gpu.claim = Some(PooledClaim { driver: DriverName::new(DRIVER).unwrap(), id: record.id.clone() });
+    let resource = ExtendedResource::new("example.com/gpu").unwrap();
+    let devices = [("pool/gpu-0".to_owned(), vec![1])].into();
+    let of = Some(ResourceDevices { resource, devices });
+    let record = Arc::new(ClaimRecord { resource: of, ..ClaimRecord::clone(&record) });
     let containers = vec![container("main", ContainerKind::App, &[("example.com/gpu/p", None)])];
     let claims = of_claims(object("a"), containers, &[("example.com/gpu/p", record)]);
-    let pod = pod(&view(Some(claims), Some(allocation("a", vec![gpu]))));
+    let pod = pod(&view(&claims));
     assert_eq!(listed(&pod.containers[0].devices), [("example.com/gpu", "pool/gpu-0", vec![1])]);
     assert!(pod.containers[0].dynamic_resources.is_empty(), "{pod:#?}");
 }
 
 #[test]
 fn devices_that_are_still_being_allocated_are_not_listed() {
-    let mut open = entry("main", ContainerKind::App, "example.com/nic", &[("a", &[])]);
-    open.response = None;
-    let view = view(None, Some(allocation("a", vec![open])));
+    let open = [("main", ContainerKind::App, "example.com/nic", &[("a", &[][..])][..])];
+    let view = view(&of_resources("a", &open, ClaimState::Preparing).0);
     assert!(
         pod(&view).containers[0].devices.is_empty() && pod_v1alpha1(&view).containers[0].devices.is_empty()
     );
@@ -248,7 +255,7 @@ fn healthy_devices_can_be_allocated_whether_or_not_they_are() {
 fn of_two_pods_with_one_name_the_one_that_stays_is_meant() {
     let pod = |state: &str, uid: &str| {
         let pod = ObjectRef { uid: uid.parse().unwrap(), ..object("a") };
-        view(Some(of_claims(pod, vec![], &[("own", claim_record("c", state))])), None)
+        view(&of_claims(pod, vec![], &[("own", claim_record("c", state))]))
     };
     let pods = [pod("unpreparing", "uid-1"), pod("prepared", "uid-2")];
     assert_eq!(staying(&pods).unwrap().pod.uid.as_str(), "uid-2");

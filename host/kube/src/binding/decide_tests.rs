@@ -46,6 +46,7 @@ fn scheduled(device: &str, allocated_ms: u64, reserved_for: Vec<Consumer>) -> Sc
         reserved_for,
         annotations: Default::default(),
         owner_pod: None,
+        resource: None,
     };
     ScheduledClaim { claim, allocated_ms, awaited: [driver()].into() }
 }

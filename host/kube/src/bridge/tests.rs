@@ -114,7 +114,6 @@ impl Node {
             claims: Arc::new(SharedClaimTable::new(
                 ClaimTable::new(opened.dump.claims, opened.dump.pods).with_released(opened.dump.released),
             )),
-            allocations: opened.dump.allocations,
             checkpoint: opened.checkpoint.clone(),
             values: Arc::new(RecordedValues::new(opened.dump.values, "boot-1", opened.checkpoint, sys)),
             cdi: CdiDir::open(&dir.path().join("cdi"), &[], "test").unwrap(),
@@ -426,6 +425,7 @@ impl FakeSource {
             reserved_for: vec![Consumer::of_pod(&ObjectRef::new("default", "pod", "uid-pod").unwrap())],
             annotations: BTreeMap::new(),
             owner_pod: None,
+            resource: None,
         };
         self.0.lock().unwrap().insert(id.name.clone(), claim);
         id

@@ -121,7 +121,7 @@ fn devices(devices: Vec<Device>) -> Script {
 fn cdi_names(prepared: &PreparedClaim) -> Vec<Vec<String>> {
     let names = |device: &nodedock_model::PreparedDevice| match &device.access {
         DeviceAccess::CdiDevices(names) => names.clone(),
-        DeviceAccess::Edits(edits) | DeviceAccess::EditsAndCdiDevices(edits, _) => panic!("{edits:?}"),
+        other => panic!("{other:?}"),
     };
     prepared.devices.iter().map(names).collect()
 }

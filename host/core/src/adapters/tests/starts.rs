@@ -24,7 +24,10 @@ async fn what_an_operator_decides_is_durable_and_an_adapter_without_a_file_stays
     let problem = run.adapters.set_enabled(DRIVER, true).await.unwrap_err();
     assert!(problem.message.contains("in no file any more"), "{problem}");
     run.adapters.set_returned(&[DRIVER.parse().unwrap()].into()).await.unwrap();
-    assert!(home.start_with(Vec::new(), true, &[], &[DRIVER]).adapters.adapts(&resource()), "it has claims");
+    assert!(
+        home.start_with(Vec::new(), true, Taken::new(), &[DRIVER]).adapters.adapts(&resource()),
+        "it has claims"
+    );
     assert!(!home.start(Vec::new(), true).adapters.adapts(&resource()));
 }
 
@@ -53,7 +56,7 @@ async fn an_adapter_beside_another_is_recorded_before_it_has_claims() {
     let home = Home::new();
     drop(home.start(vec![entry_with("resource: example.com/first\ndriver: first.example.com\n")], false));
     drop(home.start(vec![entry()], false));
-    assert!(home.start_with(Vec::new(), false, &[], &[DRIVER]).adapters.adapts(&resource()));
+    assert!(home.start_with(Vec::new(), false, Taken::new(), &[DRIVER]).adapters.adapts(&resource()));
 }
 
 #[tokio::test]
@@ -64,8 +67,8 @@ async fn an_adapter_whose_file_cannot_be_read_stays_as_it_was() {
     let text = format!("resource: {RESOURCE}\ndriver: {DRIVER}\npool: things\n{rules}\n");
     let before = home.start(vec![entry_with(&text)], true);
     let unread = AdapterEntries { entries: Vec::new(), is_incomplete: true };
-    drop(home.load(unread.clone(), true, &[], &[]));
-    let run = home.load(unread.clone(), true, &[], &[]);
+    drop(home.load(unread.clone(), true, Taken::new(), &[]));
+    let run = home.load(unread.clone(), true, Taken::new(), &[]);
     // Without the identity another driver could give the same hardware to a pod.
     let rules = |run: &Run| run.adapters.state().adapted[&resource()].adapter.rules.clone();
     assert!(rules(&before).len() == 1 && rules(&before) == rules(&run));
@@ -73,14 +76,14 @@ async fn an_adapter_whose_file_cannot_be_read_stays_as_it_was() {
     let view = run.adapters.list().remove(0);
     assert!(view.enabled && !view.is_removed && run.adapters.disabled().is_empty());
     run.adapters.set_enabled(DRIVER, false).await.unwrap();
-    assert!(!home.load(unread, true, &[], &[]).adapters.disabled().is_empty());
+    assert!(!home.load(unread, true, Taken::new(), &[]).adapters.disabled().is_empty());
 }
 
 #[tokio::test]
 async fn the_name_of_a_driver_of_another_kind_that_has_claims_is_refused() {
     let home = Home::new();
     let entries = AdapterEntries { entries: vec![entry()], is_incomplete: false };
-    let run = home.load(entries, false, &[], &[(DRIVER, DriverKind::Wasm)]);
+    let run = home.load(entries, false, Taken::new(), &[(DRIVER, DriverKind::Wasm)]);
     assert!(!run.adapters.adapts(&resource()) && run.registry.kind(&DRIVER.parse().unwrap()).is_none());
     assert_eq!(run.codes(), ["adapter-conflict"]);
 }
@@ -103,7 +106,7 @@ async fn a_driver_of_the_record_is_of_no_other_resource_while_it_has_claims_or_a
     for (entries, claimed, is_removed) in
         [(both(), &[][..], false), (both(), &[DRIVER][..], false), (vec![copy()], &[DRIVER][..], true)]
     {
-        let run = home.start_with(entries, false, &[], claimed);
+        let run = home.start_with(entries, false, Taken::new(), claimed);
         assert_eq!(adapted(&run), [(RESOURCE.to_owned(), is_removed)]);
         let condition = run.conditions.list().remove(0);
         assert_eq!((run.codes().len(), condition.problem.code.as_str()), (1, "adapter-conflict"));
@@ -135,7 +138,7 @@ async fn another_driver_for_a_resource_waits_for_the_claims_of_the_one_before() 
     let home = Home::new();
     drop(home.start(vec![entry()], false));
     let renamed = || vec![entry_with(&format!("resource: {RESOURCE}\ndriver: new.example.com\n"))];
-    let run = home.start_with(renamed(), false, &[], &[DRIVER]);
+    let run = home.start_with(renamed(), false, Taken::new(), &[DRIVER]);
     assert_eq!(run.adapters.list()[0].driver.as_str(), DRIVER);
     let message = run.conditions.list().remove(0).problem.message;
     assert!(message.contains("new.example.com") && message.contains(DRIVER), "{message}");

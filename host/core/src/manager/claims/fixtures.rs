@@ -54,6 +54,7 @@ pub(crate) fn claim(text: &str, devices: &[&str], pods: &[&ObjectRef]) -> Claim 
         reserved_for: pods.iter().map(|pod| Consumer::of_pod(pod)).collect(),
         annotations: Default::default(),
         owner_pod: None,
+        resource: None,
     }
 }
 

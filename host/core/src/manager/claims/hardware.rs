@@ -16,8 +16,8 @@ use crate::hardware_keys;
 use crate::manager::Manager;
 use nodedock_base::error::chain;
 use nodedock_model::{
-    ClaimRecord, Device, DeviceAccess, DeviceName, DeviceNode, DriverName, Hold, NetDevice, PoolName,
-    PreparedClaim, Problem, ProblemCode,
+    ClaimRecord, Device, DeviceName, DeviceNode, DriverName, Hold, NetDevice, PoolName, PreparedClaim,
+    Problem, ProblemCode,
 };
 
 /// Devices of which keys are remembered; far more than a node has.
@@ -91,6 +91,14 @@ impl Remembered {
         all.revision += 1;
     }
 
+    /// Pools and devices of a driver of which keys are known.
+    pub(in crate::manager) fn of_driver(&self, driver: &DriverName) -> Vec<(PoolName, DeviceName)> {
+        let all = self.given.lock();
+        // `0` follows `/`.
+        let known = all.devices.range(format!("{driver}/")..format!("{driver}0"));
+        known.map(|(_, given)| (given.name.1.clone(), given.name.2.clone())).collect()
+    }
+
     pub(super) fn get(&self, key: &str, device: Option<&Device>) -> Vec<DerivedKey> {
         let all = self.given.lock();
         // A device that gave nothing holds nothing more.
@@ -156,7 +164,7 @@ impl Manager {
             let is_of = |driver: &DriverName| *driver == result.driver;
             let mut derived = machine::holds_of(&record.allocation, is_of, facts);
             derived.retain(|hold| hold.derived);
-            if let Some((holder, key)) = table.conflict(&record.id.uid, &derived) {
+            if let Some((holder, key)) = table.conflict(&record.id.uid, record.made_for(), &derived) {
                 result.outcome = Err(machine::held(&record.id, holder, key));
                 continue;
             }
@@ -181,7 +189,7 @@ impl Manager {
         driver: &DriverName,
         prepared: &PreparedClaim,
     ) -> Result<BTreeMap<String, Given>, Problem> {
-        if prepared.devices.iter().any(|device| !cdi_names(&device.access).is_empty()) {
+        if prepared.devices.iter().any(|device| !device.access.cdi_names().is_empty()) {
             self.survey().await;
         }
         // The nodes of a recorded machine are below its own directory.
@@ -217,10 +225,9 @@ impl Manager {
             let (pool, name) = (&allocated.pool, &allocated.device);
             let mut found = of_all.clone();
             for device in prepared.devices.iter().filter(|of| of.pool == *pool && of.device == *name) {
-                if let Some(edits) = device.access.edits() {
-                    found.extend(keys(&edits.device_nodes, &edits.net_devices)?);
-                }
-                for file in cdi_names(&device.access).iter().flat_map(|name| self.cdi.given(name)) {
+                let interfaces = device.access.edits().map_or(&[][..], |edits| &edits.net_devices);
+                found.extend(keys(device.access.device_nodes(), interfaces)?);
+                for file in device.access.cdi_names().iter().flat_map(|name| self.cdi.given(name)) {
                     found.extend(keys(&file.device_nodes, &file.net_devices)?);
                 }
             }
@@ -234,12 +241,5 @@ impl Manager {
             given.insert(key, Given { name: full, device, keys: found });
         }
         Ok(given)
-    }
-}
-
-fn cdi_names(access: &DeviceAccess) -> &[String] {
-    match access {
-        DeviceAccess::Edits(_) => &[],
-        DeviceAccess::CdiDevices(names) | DeviceAccess::EditsAndCdiDevices(_, names) => names,
     }
 }

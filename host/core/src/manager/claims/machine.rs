@@ -253,7 +253,9 @@ fn begin(table: &ClaimTable, request: &PrepareRequest<'_>, known: Option<&Arc<Cl
     let id = &request.claim.id;
     // In one boot a claim keeps its holds: the facts of a device are not known while its driver is absent.
     let holds = holds_for(known, request);
-    if let Some((holder, key)) = table.conflict(&id.uid, &holds) {
+    let made_for = request.claim.resource.as_ref().zip(request.holder.pod());
+    let made_for = made_for.map(|(of, pod)| (&of.resource, &pod.uid));
+    if let Some((holder, key)) = table.conflict(&id.uid, made_for, &holds) {
         return PrepareStep::wait(held(id, holder, key));
     }
     if let Err(overlap) = overlap::check(table, id, &holds) {
@@ -367,6 +369,7 @@ fn new_record(request: &PrepareRequest<'_>) -> ClaimRecord {
     ClaimRecord {
         allocation: request.allocation.clone(),
         annotations: request.claim.annotations.clone(),
+        resource: request.claim.resource.clone(),
         ..ClaimRecord::new(request.claim.id.clone(), ClaimState::Preparing, request.boot_id)
     }
 }
@@ -409,7 +412,9 @@ pub fn finish_prepare(
         Some(_) => !record.pods.is_empty(),
         None => record.pods.len() > 1 || record.is_held_by_kubelet(),
     };
-    if !has_other_users && requested.iter().all(|part| is_refused_for_good(part)) {
+    // A device plugin has no call that ends an allocation, and the next try chooses again.
+    let is_over = |part: &DriverPart| record.is_of_plugin() || is_refused_for_good(part);
+    if !has_other_users && requested.iter().all(|part| is_over(part)) {
         return PrepareEnd::RolledBack(Arc::new(record), problem);
     }
     PrepareEnd::Open(Arc::new(record), problem)

@@ -176,7 +176,7 @@ fn claim(object: &resource::ResourceClaim, document: usize) -> Result<Claim, Man
         .map(|owner| context.name("metadata.ownerReferences[].uid", Uid::new(&owner.uid)))
         .transpose()?;
     let annotations = meta.annotations.clone().unwrap_or_default().into_iter().collect();
-    Ok(Claim { id, allocation, reserved_for, annotations, owner_pod })
+    Ok(Claim { id, allocation, reserved_for, annotations, owner_pod, resource: None })
 }
 
 fn object_ref(meta: &ObjectMeta, context: &Context) -> Result<ObjectRef, ManifestError> {

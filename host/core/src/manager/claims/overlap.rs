@@ -67,6 +67,19 @@ pub(super) fn check(table: &ClaimTable, id: &ObjectRef, holds: &[Hold]) -> Resul
     Ok(())
 }
 
+/// Whether devices that no claim has yet fit, by themselves and beside those of all claims.
+pub(super) fn fits(table: &ClaimTable, holds: &[Hold]) -> bool {
+    let things: BTreeSet<&str> =
+        holds.iter().flat_map(|hold| &hold.uses).map(|used| used.of.as_str()).collect();
+    things.into_iter().all(|thing| {
+        let own = users(None, holds, thing);
+        let others = table.users_of_thing(thing);
+        let others: Vec<_> =
+            others.flat_map(|record| users(Some(&record.id), &record.holds, thing)).collect();
+        check_one(thing, &own, &[]).is_ok() && check_one(thing, &own, &others).is_ok()
+    })
+}
+
 fn check_one(thing: &str, own: &[User<'_>], others: &[User<'_>]) -> Result<(), Overlap> {
     match own.iter().any(|user| user.used.whole.is_empty()) {
         true => check_groups(thing, own, others),

@@ -465,6 +465,10 @@ impl Manager {
         results: &[DriverResult],
         called: &[Option<CalledDriver>],
     ) {
+        if record.is_of_plugin() {
+            // Kubelets call a plugin again with the next try of the pod.
+            return;
+        }
         let mut retries = self.prepare_retries.lock();
         for (DriverResult { driver, outcome, .. }, called) in results.iter().zip(called) {
             match (outcome, called) {

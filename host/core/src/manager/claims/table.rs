@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use crate::manager::index::Index;
 use nodedock_model::{
-    ClaimRecord, DriverName, HeldKeys, Hold, ObjectName, ObjectRef, PodRecord, ReleaseRecord, Uid,
+    ClaimRecord, DriverName, ExtendedResource, HeldKeys, Hold, ObjectName, ObjectRef, PodRecord,
+    ReleaseRecord, Uid,
 };
 
 /// Records of released claims, the newest: years of manual releases.
@@ -216,10 +217,24 @@ impl ClaimTable {
         pods.iter().filter(only).collect()
     }
 
-    /// The claim that keeps one of `holds` from the claim `uid`, and the key that it holds.
-    pub(super) fn conflict(&self, uid: &Uid, holds: &[Hold]) -> Option<(&Arc<ClaimRecord>, &str)> {
-        let found = holds.iter().find_map(|hold| self.held.in_the_way(Some(uid), hold));
-        found.and_then(|(holder, key)| Some((self.claims.get(holder)?, key)))
+    /// The claim that keeps one of `holds` from the claim `uid`, and the key that it holds. `made_for`: the claim is for an extended resource of a
+    /// pod, whose claims for that resource do not exclude each other: an init container leaves its devices to those after it.
+    pub(in crate::manager) fn conflict(
+        &self,
+        uid: &Uid,
+        made_for: Option<(&ExtendedResource, &Uid)>,
+        holds: &[Hold],
+    ) -> Option<(&Arc<ClaimRecord>, &str)> {
+        if made_for.is_none() {
+            let found = holds.iter().find_map(|hold| self.held.in_the_way(Some(uid), hold));
+            return found.and_then(|(holder, key)| Some((self.claims.get(holder)?, key)));
+        }
+        let is_other = |holder: &ClaimRecord| holder.made_for() != made_for;
+        holds.iter().find_map(|hold| {
+            let others = self.held.all_in_the_way(Some(uid), hold).into_iter();
+            let mut others = others.filter_map(|(holder, key)| Some((self.claims.get(holder)?, key)));
+            others.find(|(holder, _)| is_other(holder))
+        })
     }
 
     /// Claims that operators released by force, the oldest first.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::DeviceNodes;
 use super::affinity::{self, Split};
-use super::record::Want;
+use super::entry::Want;
 use nodedock_model::{ExtendedResource, PluginDevice, Problem, ProblemCode};
 
 /// The devices of a resource, and which of them are taken.
@@ -197,7 +197,7 @@ fn no_healthy(resource: &ExtendedResource) -> Problem {
     Problem::unavailable(ProblemCode::NoHealthyDevice, message)
 }
 
-fn too_few(want: &Want, needed: usize, available: usize) -> Problem {
+pub(super) fn too_few(want: &Want, needed: usize, available: usize) -> Problem {
     let message = format!(
         "container {} needs {needed} more devices of {}, and {available} are available",
         want.container, want.resource

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::choose::{self, Question, Step, Stock};
+use super::entry::Want;
 use super::fixtures::{device, devices, ids, resource, sick};
-use super::record::Want;
 use nodedock_model::{ContainerKind, PluginDevice, Problem};
 
 /// A choice to be made.

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 pub(crate) use crate::manager::claims::fixtures::{driver, pod};
-use crate::manager::pool_claims;
-use nodedock_model::{AllocationEntry, ContainerKind, ExtendedResource, PluginDevice, Uid};
+use crate::manager::devices::Entry;
+use nodedock_model::{
+    ContainerKind, DriverName, ExtendedResource, PluginDevice, PooledClaim, Uid, plugin_driver,
+};
 
 pub(crate) fn device(id: &str, numa_nodes: &[u32]) -> PluginDevice {
     PluginDevice { id: id.to_owned(), healthy: true, numa_nodes: numa_nodes.to_vec() }
@@ -31,22 +33,23 @@ pub(crate) fn uid(short: &str) -> Uid {
     pod(short).uid
 }
 
-/// What a container has of `example.com/gpu`.
-pub(crate) fn entry(container: &str, kind: ContainerKind, devices: &[&str]) -> AllocationEntry {
-    AllocationEntry {
+/// What a container of the pod `a` has of a plugin of `example.com/gpu`.
+pub(crate) fn entry(container: &str, kind: ContainerKind, devices: &[&str]) -> Entry {
+    entry_of(&plugin_driver(&resource("gpu")), container, kind, devices)
+}
+
+/// The same of a pool of `gpu.example.com`.
+pub(crate) fn pooled_entry(container: &str, kind: ContainerKind, devices: &[&str]) -> Entry {
+    entry_of(&driver("gpu"), container, kind, devices)
+}
+
+fn entry_of(driver: &DriverName, container: &str, kind: ContainerKind, devices: &[&str]) -> Entry {
+    Entry {
         container: container.to_owned(),
         kind,
         resource: resource("gpu"),
         devices: devices.iter().map(|id| ((*id).to_owned(), Vec::new())).collect(),
-        claim: None,
-        response: None,
-        pre_start: false,
-        unknown: BTreeMap::new(),
+        claim: PooledClaim::named(&pod("a"), container, &resource("gpu"), driver).unwrap(),
+        is_prepared: true,
     }
-}
-
-/// The same of a pool of `gpu.example.com`, for the pod `a`.
-pub(crate) fn pooled_entry(container: &str, kind: ContainerKind, devices: &[&str]) -> AllocationEntry {
-    let claim = pool_claims::name_claim(&pod("a"), container, &resource("gpu"), &driver("gpu")).unwrap();
-    AllocationEntry { claim: Some(claim), ..entry(container, kind, devices) }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::allocate::{plugin_call, within};
 use super::choose::Question;
+use crate::driver::plugin_calls::{self, within};
 use crate::manager::Manager;
 use nodedock_model::{ExtendedResource, Problem, ProblemCode};
 
@@ -38,7 +38,7 @@ impl Manager {
         let deadline = deadline.min(Instant::now() + PREFERENCE_WALL);
         let Question { available, must_include, size } = question;
         let size = u32::try_from(*size).unwrap_or(u32::MAX);
-        let call = plugin_call(request_id, deadline);
+        let call = plugin_calls::remaining(request_id, deadline);
         let answer = driver.preferred_allocation(&call, available, must_include, size);
         let (preferred, why) = match within(deadline, resource, "preferred allocation", answer).await {
             Ok(preferred) => {

@@ -13,7 +13,9 @@ use tokio::time::Instant;
 
 use super::ResourceSource;
 use crate::driver::DeviceDriver;
-use nodedock_model::{DriverName, ExtendedResource, NameSource, PluginDevice, SourceKind, limit};
+use nodedock_model::{
+    DriverName, ExtendedResource, NameSource, PluginDevice, SourceKind, limit, plugin_driver,
+};
 
 /// The devices of a resource, by id.
 pub(super) type Listed = Arc<BTreeMap<String, PluginDevice>>;
@@ -71,6 +73,15 @@ impl Offer {
 
     fn is_generation(&self, wanted: u64) -> bool {
         self.plugin.as_ref().is_some_and(|(generation, _)| *generation == wanted)
+    }
+
+    /// The driver of claims for its devices.
+    pub(super) fn driver(&self, resource: &ExtendedResource) -> Option<DriverName> {
+        match &self.source {
+            ResourceSource::Pools(driver) => Some(driver.clone()),
+            ResourceSource::Plugin(_) => Some(plugin_driver(resource)),
+            ResourceSource::Remembered => None,
+        }
     }
 
     pub(super) fn is_active(&self) -> bool {

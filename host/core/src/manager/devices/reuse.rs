@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use nodedock_model::{AllocationEntry, ContainerKind, DriverName, PooledClaim};
+use super::entry::Entry;
+use nodedock_model::{ContainerKind, DriverName, PooledClaim};
 
 /// Devices of one resource that later containers of a pod may reuse.
 ///
@@ -16,16 +17,17 @@ pub(super) struct Reuse {
 
 impl Reuse {
     /// Notes the devices of a container: an init container leaves them to later ones, another keeps them.
-    pub(super) fn settle(&mut self, entry: &AllocationEntry) {
+    pub(super) fn settle(&mut self, entry: &Entry) {
         let ends = entry.kind == ContainerKind::Init;
-        match &entry.claim {
-            Some(claim) => {
-                self.claims.retain(|(known, _)| known.id.uid != claim.id.uid);
-                self.claims.extend(ends.then(|| (claim.clone(), entry.devices.clone())));
+        if entry.is_of_plugin() {
+            match ends {
+                true => self.devices.extend(entry.devices.keys().cloned()),
+                false => self.devices.retain(|id| !entry.devices.contains_key(id)),
             }
-            None if ends => self.devices.extend(entry.devices.keys().cloned()),
-            None => self.devices.retain(|id| !entry.devices.contains_key(id)),
+            return;
         }
+        self.claims.retain(|(known, _)| known.id.uid != entry.claim.id.uid);
+        self.claims.extend(ends.then(|| (entry.claim.clone(), entry.devices.clone())));
     }
 
     pub(super) fn devices(&self) -> &BTreeSet<String> {
@@ -72,17 +74,15 @@ mod tests {
         let mut reuse = Reuse::default();
         let first = pooled_entry("init", ContainerKind::Init, &["pool/a", "pool/b"]);
         reuse.settle(&first);
-        let claim = first.claim.clone().unwrap();
+        let claim = first.claim.clone();
         let found = |reuse: &Reuse, count, bad: &str| {
             reuse.claim(&claim.driver, count, |id| id != bad).map(|(claim, _)| claim.id.clone())
         };
         assert_eq!(found(&reuse, 2, ""), Some(claim.id.clone()));
         assert_eq!((found(&reuse, 1, ""), found(&reuse, 2, "pool/b")), (None, None));
         assert!(devices(&reuse).is_empty());
-        let again = AllocationEntry {
-            claim: Some(claim.clone()),
-            ..pooled_entry("app", ContainerKind::App, &["pool/a", "pool/b"])
-        };
+        let again =
+            Entry { claim: claim.clone(), ..pooled_entry("app", ContainerKind::App, &["pool/a", "pool/b"]) };
         reuse.settle(&again);
         assert_eq!(found(&reuse, 2, ""), None, "one container uses it now");
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::choose::{self, Stock};
+use super::entry::{self, Want};
 use super::hints;
 use super::resources::Offer;
 use super::reuse::Reuse;
@@ -10,7 +11,8 @@ use super::{Capacity, DeviceView, HintScope, ResourceHints, ResourceSource, Reso
 use crate::manager::claims::machine;
 use crate::manager::{Manager, pool_claims};
 use nodedock_model::{
-    DriverName, ExtendedResource, HeldKeys, PluginDevice, PodContainer, PodRequest, Problem, Uid,
+    DeviceName, DriverName, ExtendedResource, HeldKeys, PluginDevice, PodContainer, PodRequest, Problem, Uid,
+    device_name, plugin_driver,
 };
 
 pub(super) struct Snapshot {
@@ -30,45 +32,81 @@ impl Snapshot {
 }
 
 impl Manager {
-    /// Returns a resource, if it has a source. `own`: a pod, and its pool claim whose devices do not count as taken.
+    /// Returns a resource, if it has a source. `own`: the claim whose devices do not count as taken.
     pub(super) fn snapshot(
         &self,
         resource: &ExtendedResource,
-        own: Option<(&Uid, &Uid)>,
+        own: Option<&Uid>,
     ) -> Result<Snapshot, Problem> {
         let mut snapshot = {
             let state = self.devices();
             let offer = state.resources.source(resource).ok_or_else(|| choose::unregistered(resource))?;
-            let taken = match own {
-                Some((pod, claim)) => state.table.taken_but(resource, pod, claim),
-                None => state.table.taken(resource),
-            };
+            let reserved =
+                state.chosen.iter().filter(|(claim, of)| of.resource == *resource && own != Some(claim));
+            let taken = reserved.flat_map(|(_, of)| of.devices.iter().cloned()).collect();
             Snapshot { offer: offer.clone(), taken }
         };
         // After the lock of the devices was dropped: the claims have their own.
-        if let ResourceSource::Pools(driver) = &snapshot.offer.source {
-            let held = self.held_by_claims(driver, &snapshot, own.map(|(_, claim)| claim));
-            snapshot.taken.extend(held);
-        }
+        let held = match &snapshot.offer.source {
+            ResourceSource::Pools(driver) => self.held_of_pools(driver, &snapshot, own),
+            ResourceSource::Plugin(_) => self.held_of_plugin(resource, &snapshot, own),
+            ResourceSource::Remembered => Vec::new(),
+        };
+        snapshot.taken.extend(held);
         Ok(snapshot)
     }
 
-    fn held_by_claims(&self, driver: &DriverName, snapshot: &Snapshot, own: Option<&Uid>) -> Vec<String> {
+    fn held_of_pools(&self, driver: &DriverName, snapshot: &Snapshot, own: Option<&Uid>) -> Vec<String> {
         let allocated = self.held_by_allocations();
         let is_held = |id: &String| {
             let Some((pool, device)) = pool_claims::split_id(id) else { return true };
-            let holders = self.holders_of_device(driver, pool.as_str(), device.as_str());
-            let is_allocated = || {
-                let holds = self.facts(driver, pool.as_str(), device.as_str()).exclusive_holds(
-                    driver,
-                    pool.as_str(),
-                    device.as_str(),
-                );
-                holds.iter().any(|hold| allocated.in_the_way(own, hold).is_some())
-            };
-            holders.iter().any(|claim| Some(&claim.uid) != own) || is_allocated()
+            self.is_held(driver, pool.as_str(), device.as_str(), own, &allocated)
         };
         snapshot.stock().available().map(|device| device.id.clone()).filter(is_held).collect()
+    }
+
+    /// A plugin may list very many devices: those that no claim has are not looked at one by one.
+    fn held_of_plugin(
+        &self,
+        resource: &ExtendedResource,
+        snapshot: &Snapshot,
+        own: Option<&Uid>,
+    ) -> Vec<String> {
+        let driver = plugin_driver(resource);
+        let mut held: BTreeSet<DeviceName> = {
+            let table = self.table();
+            let others = table.claims_of_driver(&driver).filter(|claim| own != Some(&claim.id.uid));
+            others.flat_map(|claim| claim.allocation.of_driver(&driver)).map(|d| d.device.clone()).collect()
+        };
+        // Whose nodes are known may be with another driver.
+        let known = self.remembered.of_driver(&driver);
+        let allocated = if known.is_empty() { HeldKeys::default() } else { self.held_by_allocations() };
+        let known = known.into_iter();
+        held.extend(known.filter_map(|(pool, device)| {
+            self.is_held(&driver, pool.as_str(), device.as_str(), own, &allocated).then_some(device)
+        }));
+        if held.is_empty() {
+            return Vec::new();
+        }
+        let available = snapshot.stock().available().map(|device| device.id.clone());
+        available.filter(|id| held.contains(&device_name(id))).collect()
+    }
+
+    /// Whether another claim has a device, or what it would take.
+    fn is_held(
+        &self,
+        driver: &DriverName,
+        pool: &str,
+        device: &str,
+        own: Option<&Uid>,
+        allocated: &HeldKeys<Uid>,
+    ) -> bool {
+        let holders = self.holders_of_device(driver, pool, device);
+        let is_allocated = || {
+            let holds = self.facts(driver, pool, device).exclusive_holds(driver, pool, device);
+            holds.iter().any(|hold| allocated.in_the_way(own, hold).is_some())
+        };
+        holders.iter().any(|claim| Some(&claim.uid) != own) || is_allocated()
     }
 
     /// What claims have that are allocated and not prepared.
@@ -81,12 +119,41 @@ impl Manager {
         held
     }
 
+    /// Of the devices that were chosen, and then of all others, as many as a container wants that fit beside each other: they may use one counter.
+    pub(super) fn that_fit_together(
+        &self,
+        want: &Want,
+        snapshot: &Snapshot,
+        chosen: BTreeSet<String>,
+    ) -> Result<BTreeSet<String>, Problem> {
+        let Some(driver) = snapshot.offer.driver(&want.resource) else { return Ok(chosen) };
+        let fit = |ids: &BTreeSet<String>| {
+            let devices = ids.iter().filter_map(|id| pool_claims::device_of(&want.resource, &driver, id));
+            self.fit_together(&driver, devices)
+        };
+        if fit(&chosen) {
+            return Ok(chosen);
+        }
+        let mut fitting = BTreeSet::new();
+        for id in chosen.iter().chain(snapshot.stock().available().map(|device| &device.id)) {
+            fitting.insert(id.clone());
+            if !fit(&fitting) {
+                fitting.remove(id);
+            }
+            if fitting.len() == want.count {
+                return Ok(fitting);
+            }
+        }
+        Err(choose::too_few(want, want.count, fitting.len()))
+    }
+
     /// Every resource, as a kubelet counts it.
     pub fn capacity(&self) -> Capacity {
+        let owners = entry::owners(&self.table());
         let state = self.devices();
         let view = |name: &ExtendedResource, device: &PluginDevice| DeviceView {
             device: device.clone(),
-            pods: state.table.pods_with(name, &device.id),
+            pods: owners.get(name).and_then(|of| of.get(&device.id)).cloned().unwrap_or_default(),
         };
         let resources = state.resources.iter().map(|(name, offer)| ResourceView {
             name: name.clone(),
@@ -114,10 +181,10 @@ impl Manager {
     }
 
     fn pod_hints(&self, request: &PodRequest) -> Vec<ResourceHints> {
-        let record = self.allocation(request.pod.uid.as_str());
+        let entries = entry::entries(&self.table(), request.pod.uid.as_str());
         let hint = |(resource, count): (ExtendedResource, usize)| {
-            let entries = record.iter().flat_map(|record| &record.entries);
-            let held = entries.filter(|entry| entry.resource == resource).flat_map(|e| e.devices.keys());
+            let held =
+                entries.iter().filter(|entry| entry.resource == resource).flat_map(|e| e.devices.keys());
             let hints = self.hint(&resource, &held.cloned().collect(), &BTreeSet::new(), count)?;
             Some(ResourceHints { container: String::new(), resource, hints })
         };
@@ -144,13 +211,15 @@ impl Manager {
         container: &PodContainer,
         resource: &ExtendedResource,
     ) -> (BTreeSet<String>, BTreeSet<String>) {
-        let Some(record) = self.allocation(request.pod.uid.as_str()) else { return Default::default() };
+        let entries = entry::entries(&self.table(), request.pod.uid.as_str());
         let mut reuse = Reuse::default();
-        let entries = record.entries.iter().filter(|entry| entry.resource == *resource);
-        entries.take_while(|entry| entry.container != container.name).for_each(|entry| reuse.settle(entry));
+        let of = entries.iter().filter(|entry| entry.resource == *resource);
+        of.clone()
+            .take_while(|entry| entry.container != container.name)
+            .for_each(|entry| reuse.settle(entry));
         let held =
-            record.entry(&container.name, resource).map(|entry| entry.devices.keys().cloned().collect());
-        (held.unwrap_or_default(), reuse.devices().clone())
+            of.filter(|entry| entry.container == container.name).flat_map(|entry| entry.devices.keys());
+        (held.cloned().collect(), reuse.devices().clone())
     }
 
     /// None: the resource has no source.

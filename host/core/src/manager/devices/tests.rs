@@ -58,16 +58,12 @@ async fn containers_are_given_devices_until_there_are_too_few() {
     assert_eq!(gpu.calls().allocate, [ids(&["dev0", "dev1"])]);
     assert_eq!(nic.calls().allocate, [ids(&["dev0"]), ids(&["dev1"])]);
 
-    let held = daemon.manager.allocation("uid-a").unwrap();
-    assert_eq!(
-        held.entry("main", &resource("gpu")).unwrap().response,
-        Some(env("GPU")),
-        "as the plugin said it"
-    );
+    let held = daemon.manager.pod("uid-a").unwrap().containers;
+    assert_eq!(held[0].allocation, env("GPU"), "as the plugin said it");
     let view = daemon.view("gpu").unwrap();
     assert_eq!(view.devices[1].pods, [pod("a")]);
     assert_eq!((view.capacity(), view.allocatable()), (2, 2), "allocated or not");
-    assert_eq!(daemon.manager.allocations().len(), 2);
+    assert_eq!(daemon.manager.pods().len(), 2);
 }
 
 #[tokio::test]
@@ -77,7 +73,7 @@ async fn a_resource_without_a_source_or_a_healthy_device_is_refused() {
     daemon.plug("gpu", &gpu, &[sick("a")]);
     let refused = daemon.allocate("a", &app(&[("gpu", 1), ("nic", 1)])).await;
     assert_eq!(device_ends(&refused), ["no-healthy-device", "resource-unknown"]);
-    assert!(daemon.manager.allocations().is_empty());
+    assert!(daemon.is_empty());
     assert_eq!(daemon.commits(), 0);
 }
 
@@ -97,11 +93,11 @@ async fn a_repeated_request_is_answered_from_the_record_also_without_the_plugin(
         assert_eq!(daemon.given("a", &[("gpu", changed)]).await, ["request-changed"]);
     }
     assert_eq!((gpu.calls().allocate.len(), daemon.commits()), (1, commits));
-    let record = daemon.manager.allocation("uid-a").unwrap();
+    let devices = daemon.devices_of("a");
     daemon.stop().await;
 
     let daemon = home.start_at_once();
-    assert_eq!(daemon.manager.allocation("uid-a").unwrap(), record);
+    assert_eq!(daemon.devices_of("a"), devices);
     assert_eq!(daemon.allocate("a", &app(&[("gpu", 2)])).await, first);
     daemon.plug("gpu", &gpu, &numbered(3));
     let other = daemon.allocate("b", &app(&[("gpu", 1)])).await;
@@ -291,7 +287,7 @@ async fn a_resource_that_is_refused_is_left_out_and_the_others_stay() {
     gpu.refuse(Problem::internal("broken", "the plugin cannot"));
     let refused = daemon.allocate("a", &app(&[("gpu", 1), ("nic", 1)])).await;
     assert_eq!(device_ends(&refused), ["broken", "dev0"]);
-    assert_eq!(daemon.manager.allocation("uid-a").unwrap().entries.len(), 1);
+    assert_eq!(daemon.devices_of("a").len(), 1);
     assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["dev0"], "its device is free");
     assert_eq!(daemon.given("a", &[("gpu", 1), ("nic", 1)]).await, ["too-few-devices", "dev0"]);
     gpu.refuse(Problem::internal("broken", "the plugin cannot"));
@@ -299,10 +295,7 @@ async fn a_resource_that_is_refused_is_left_out_and_the_others_stay() {
     daemon.free("a").await.unwrap();
     daemon.allocate("c", &app(&[("gpu", 1)])).await;
     daemon.stop().await;
-    assert!(
-        home.start_at_once().manager.allocations().is_empty(),
-        "a pod that was given nothing has no record"
-    );
+    assert!(home.start_at_once().is_empty(), "a pod that was given nothing has no record");
 }
 
 #[tokio::test]

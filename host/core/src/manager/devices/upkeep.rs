@@ -28,7 +28,7 @@ type Followed = Vec<(DriverName, watch::Receiver<Arc<Published>>)>;
 
 impl Manager {
     /// Reports a change of resources, or of what pods have of them.
-    pub(super) fn report_resources(&self, resources: impl IntoIterator<Item = ExtendedResource>) {
+    pub(in crate::manager) fn report_resources(&self, resources: impl IntoIterator<Item = ExtendedResource>) {
         let contenders = {
             let mut state = self.devices();
             state.unreported.extend(resources);

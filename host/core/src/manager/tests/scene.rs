@@ -19,7 +19,7 @@ use crate::manager::claims::table::ClaimTable;
 use crate::manager::claims::{ClaimEnd, PodSelector, RecordedValues, ReleaseRequest, SharedClaimTable};
 use crate::manager::devices::fixtures::resource;
 use crate::manager::devices::{PluginId, ResourceOutcome, ResourceView};
-use crate::manager::{Manager, ManagerParts, ManagerSettings, PodOutcome, pool_claims};
+use crate::manager::{Manager, ManagerParts, ManagerSettings, PodOutcome, PodResource, pool_claims};
 use crate::registry::{DriverState, Registry};
 use crate::sysfs::SysfsTree;
 use nodedock_base::changes::Changes;
@@ -177,7 +177,6 @@ impl Home {
         let manager = Manager::new(ManagerParts {
             adapters: None,
             claims: Arc::new(SharedClaimTable::new(claims)),
-            allocations: opened.dump.allocations,
             checkpoint: opened.checkpoint,
             values: Arc::new(values),
             cdi: CdiDir::open(&cdi, &[], "test").unwrap(),
@@ -374,21 +373,25 @@ impl Daemon {
         self.manager.release_claim(release_request(claim), "test".into()).await.map(Arc::unwrap_or_clone)
     }
 
-    /// Allocates a pod's devices and prepares no claim for them.
+    /// Gives a pod its devices.
     pub(crate) async fn allocate(&self, short: &str, containers: &[PodContainer]) -> Vec<ResourceOutcome> {
         self.allocate_request(device_request(short, containers)).await
     }
 
     pub(crate) async fn allocate_request(&self, request: PodRequest) -> Vec<ResourceOutcome> {
-        let work = |manager: Arc<Manager>| async move {
-            let _pod = manager.pod_locks.take([request.pod.uid.clone()]).await;
-            Ok(manager.allocate(&request, &"test".into()).await)
-        };
-        self.manager.complete("test", work).await.unwrap()
+        self.prepare_request(request, Vec::new()).await.resources
     }
 
+    /// Frees the devices of a pod. The first problem, if there is one.
     pub(crate) async fn free(&self, short: &str) -> Result<(), Problem> {
-        self.manager.free(&pod(short).uid).await
+        let outcomes = self.unprepare_outcomes(&pod(short)).await;
+        let ends = outcomes.into_iter().flat_map(|outcome| outcome.resources).map(|outcome| outcome.end);
+        ends.map(|end| end.map(drop)).collect()
+    }
+
+    /// What a pod has of extended resources.
+    pub(crate) fn devices_of(&self, short: &str) -> Vec<PodResource> {
+        self.manager.pod(pod(short).uid.as_str()).map(|view| view.resources).unwrap_or_default()
     }
 }
 

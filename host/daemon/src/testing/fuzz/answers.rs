@@ -97,6 +97,7 @@ fn record(devices: Vec<AllocatedDevice>, part: DriverPart) -> ClaimRecord {
         drivers: BTreeMap::from([(driver(), Box::new(part))]),
         kubelet: None,
         holds: Vec::new(),
+        resource: None,
         releasing: None,
         timeline: [].into(),
         unknown: BTreeMap::new(),

@@ -128,6 +128,7 @@ fn all_edits(claim: &PreparedClaim) -> impl Iterator<Item = &Edits> {
         DeviceAccess::CdiDevices(names) | DeviceAccess::EditsAndCdiDevices(_, names) => {
             panic!("a guest names no CDI devices: {names:?}")
         }
+        DeviceAccess::Plugin(answer) => panic!("a guest is no device plugin: {answer:?}"),
     });
     std::iter::once(&claim.edits).chain(of_devices)
 }

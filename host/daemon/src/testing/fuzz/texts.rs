@@ -106,6 +106,7 @@ fn check_claim(claim: Claim) {
         drivers: BTreeMap::new(),
         kubelet: None,
         holds: Vec::new(),
+        resource: None,
         releasing: None,
         timeline: [].into(),
         unknown: BTreeMap::new(),

@@ -54,6 +54,7 @@ pub(super) fn claim(id: ObjectRef, driver: &DriverName, ids: &Ids) -> Result<Cla
         reserved_for: Vec::new(),
         annotations: BTreeMap::new(),
         owner_pod: None,
+        resource: None,
     })
 }
 

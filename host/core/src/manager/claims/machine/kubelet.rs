@@ -44,6 +44,7 @@ pub fn known_claim(
         reserved_for: record.kubelet.as_ref().map(|held| held.consumers.clone()).unwrap_or_default(),
         annotations: record.annotations.clone(),
         owner_pod: None,
+        resource: None,
     })
 }
 

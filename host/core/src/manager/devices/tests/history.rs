@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use crate::manager::ResourceState;
 use crate::manager::devices::fixtures::{device, resource, sick};
 use crate::manager::tests::scene::{Daemon, FakePlugin, Home, PluginCalls, container};
 use nodedock_model::{ContainerKind, ExtendedResource, PluginDevice, PodContainer, Problem};
@@ -155,16 +156,16 @@ impl Node {
     }
 
     async fn restart(&mut self) {
-        let before = self.daemon.manager.allocations();
+        let before = self.daemon.manager.pods();
         self.daemon.checkpoint().close().await;
         let next = self.home.start_at_once();
         let old = std::mem::replace(&mut self.daemon, next);
         drop(old);
-        let after = self.daemon.manager.allocations();
-        for (pod, record) in &before {
-            let found = after.get(pod).unwrap_or_else(|| panic!("{} is lost", record.pod));
-            for entry in record.entries.iter().filter(|entry| entry.is_complete()) {
-                assert!(found.entries.contains(entry), "{entry:?} is lost");
+        for pod in &before {
+            let found = self.daemon.manager.pod(pod.pod.uid.as_str());
+            let found = found.unwrap_or_else(|| panic!("{} is lost", pod.pod)).resources;
+            for known in pod.resources.iter().filter(|known| known.state == ResourceState::Allocated) {
+                assert!(found.contains(known), "{known:?} is lost");
             }
         }
         self.plug();
@@ -172,22 +173,22 @@ impl Node {
 
     fn check(&self) {
         let mut owners = BTreeMap::new();
-        let records = self.daemon.manager.allocations();
-        for record in records.values() {
-            assert!(!record.entries.is_empty());
-            for entry in &record.entries {
-                for id in entry.devices.keys() {
-                    let owner = owners.entry((&entry.resource, id)).or_insert(&record.pod);
-                    assert_eq!(*owner, &record.pod, "{id} is given twice");
+        let pods = self.daemon.manager.pods();
+        for pod in &pods {
+            assert!(!pod.resources.is_empty());
+            for known in &pod.resources {
+                for id in known.devices.keys() {
+                    let owner = owners.entry((&known.resource, id)).or_insert(&pod.pod);
+                    assert_eq!(*owner, &pod.pod, "{id} is given twice");
                 }
             }
         }
         for (pod, given) in &self.answered {
             for ((name, resource), devices) in given {
-                let uid = format!("uid-{}", PODS[*pod]);
-                let record = self.daemon.manager.allocation(&uid).expect("what was answered is kept");
-                let entry = record.entry(name, resource).expect("what was answered is kept");
-                assert!(entry.is_complete() && entry.devices.keys().eq(devices));
+                let found = self.daemon.devices_of(PODS[*pod]);
+                let entry = found.iter().find(|of| of.container == *name && of.resource == *resource);
+                let entry = entry.expect("what was answered is kept");
+                assert!(entry.state == ResourceState::Allocated && entry.devices.keys().eq(devices));
             }
         }
         let shown: usize =

@@ -6,9 +6,10 @@ use tokio::time::{Instant, pause};
 
 use super::{numbered, plugged, plugged_with};
 use crate::checkpoint;
-use crate::manager::devices::fixtures::{device, ids, resource, sick};
+use crate::manager::ResourceState;
+use crate::manager::devices::fixtures::{device, ids, pod, resource, sick, uid};
 use crate::manager::tests::scene::{DEADLINE, Daemon, FakePlugin, Home, app, container, device_ends};
-use nodedock_model::ContainerKind;
+use nodedock_model::{ClaimRecord, ContainerKind, ObjectRef, PodRecord};
 
 /// Allocates a device for the pod `a` of a daemon that crashes during the plugin's call.
 async fn crash_in_allocate(daemon: &Daemon, gpu: &FakePlugin) -> Vec<String> {
@@ -28,16 +29,16 @@ async fn a_crash_before_the_answer_leaves_an_intent_that_is_called_again_with_th
     assert_eq!(lost, ["checkpoint-unavailable"], "nothing is answered that is not durable");
 
     let daemon = home.start_at_once();
-    let found = daemon.manager.allocation("uid-a").unwrap();
-    assert!(!found.entries[0].is_complete());
+    let found = daemon.devices_of("a");
+    assert_eq!(found[0].state, ResourceState::Allocating);
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["no-healthy-device"], "its plugin is not back yet");
-    assert_eq!(daemon.manager.allocation("uid-a").unwrap(), found);
+    assert_eq!(daemon.devices_of("a"), found);
     let better = FakePlugin::preferring(&["dev1"]);
     daemon.plug("gpu", &better, &numbered(2));
     assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["dev1"]);
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev0"]);
     assert_eq!(better.calls().allocate, [ids(&["dev1"]), ids(&["dev0"])]);
-    assert!(daemon.manager.allocation("uid-a").unwrap().entries[0].is_complete());
+    assert_eq!(daemon.devices_of("a")[0].state, ResourceState::Allocated);
 }
 
 #[tokio::test]
@@ -62,7 +63,7 @@ async fn no_plugin_is_called_while_the_checkpoint_accepts_nothing() {
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev0"], "what is durable is answered");
     assert_eq!(daemon.free("a").await.unwrap_err().code, "checkpoint-unavailable");
     assert_eq!(daemon.view("gpu").unwrap().devices[0].pods.len(), 1, "it is free after the commit only");
-    assert_eq!(home.start_at_once().manager.allocations().len(), 1);
+    assert_eq!(home.start_at_once().manager.pods().len(), 1);
 }
 
 #[tokio::test]
@@ -102,7 +103,7 @@ async fn an_allocate_that_hangs_ends_at_the_deadline_for_all_containers_together
     let began = Instant::now();
     assert_eq!(device_ends(&daemon.allocate("a", &wanted).await), ["driver-deadline"; 3]);
     assert!(began.elapsed() < DEADLINE + Duration::from_secs(1), "{:?}", began.elapsed());
-    assert!(daemon.manager.allocation("uid-a").is_none());
+    assert!(daemon.devices_of("a").is_empty());
 }
 
 /// A kubelet loses a reservation that is made while a plugin thinks and another pod is cleaned up.
@@ -145,11 +146,19 @@ async fn the_checkpoint_shows_what_pods_have_and_finds_a_device_in_two_pods() {
     let (home, daemon, _) = plugged(2);
     daemon.allocate("a", &app(&[("gpu", 2)])).await;
     let good = checkpoint::verify(&home.checkpoint_path()).unwrap();
-    assert_eq!((good.allocations, good.findings.len()), (1, 0));
-    let mut twin = (*daemon.manager.allocation("uid-a").unwrap()).clone();
-    twin.pod = crate::manager::devices::fixtures::pod("b");
-    let put = checkpoint::Change::PutAllocation(twin.into());
-    daemon.checkpoint().commit(vec![put]).await.unwrap();
+    assert_eq!((good.extended_resources, good.findings.len()), (1, 0));
+    let [claim] = &daemon.manager.claims()[..] else { panic!("one claim") };
+    let mut twin = ClaimRecord::clone(claim);
+    twin.id = ObjectRef::new("default", "twin", "uid-twin").unwrap();
+    twin.pods = [(uid("b"), pod("b"))].into();
+    let pod = PodRecord {
+        pod: pod("b"),
+        claims: Default::default(),
+        containers: Vec::new(),
+        unknown: Default::default(),
+    };
+    let put = vec![checkpoint::Change::PutClaim(twin.into()), checkpoint::Change::PutPod(pod.into())];
+    daemon.checkpoint().commit(put).await.unwrap();
     let report = checkpoint::verify(&home.checkpoint_path()).unwrap();
     assert!(!report.is_good());
     assert_eq!(report.findings.len(), 2, "{:?}", report.findings);
@@ -159,5 +168,5 @@ async fn the_checkpoint_shows_what_pods_have_and_finds_a_device_in_two_pods() {
         report.findings
     );
     let dump = checkpoint::read(&home.checkpoint_path()).unwrap();
-    assert_eq!(dump.allocations[1].entries[0].resource, resource("gpu"));
+    assert_eq!(dump.claims[1].resource.as_ref().unwrap().resource, resource("gpu"));
 }

@@ -9,12 +9,12 @@ use tokio::time::pause;
 use crate::driver::Published;
 use crate::manager::claims::fixtures as claims;
 use crate::manager::devices::ResourceSource;
-use crate::manager::devices::fixtures::{driver, ids, pod, resource, uid};
-use crate::manager::pool_claims;
-use crate::manager::tests::scene::{Daemon, Home, app, container, device_ends, device_request};
+use crate::manager::devices::entry;
+use crate::manager::devices::fixtures::{driver, ids, pod, resource};
+use crate::manager::tests::scene::{Daemon, FakeDriver, Home, app, container, device_ends, device_request};
 use nodedock_model::{
-    Claim, Consumer, ContainerKind, Device, DeviceHealth, DeviceName, DriverKind, HealthState, Inventory,
-    ObjectRef, PodAllocation, Pool, PoolName,
+    ClaimRecord, ContainerKind, Device, DeviceHealth, DeviceName, DriverKind, HealthState, Inventory,
+    ObjectRef, Pool, PoolName,
 };
 
 /// A driver's pool `pool` with devices of NUMA nodes, under the name `example.com/SHORT`.
@@ -31,20 +31,25 @@ pub(super) fn published(short: &str, devices: &[(&str, &[u32])]) -> watch::Sende
     watch::Sender::new(Arc::new(Published { inventory: Inventory { pools }, ..Published::default() }))
 }
 
+/// Serves `gpu.example.com` with pools.
+fn serve(daemon: &Daemon, pools: &watch::Sender<Arc<Published>>) {
+    let claims = FakeDriver::new(driver("gpu"));
+    daemon.serve_any(&driver("gpu"), DriverKind::Wasm, Some(claims), Some(pools.subscribe()), "");
+}
+
 /// A daemon with the pool of `gpu.example.com`.
 async fn start(home: &Home, pools: &watch::Sender<Arc<Published>>) -> Daemon {
     let daemon = home.start_at_once();
     daemon.start_devices();
-    daemon.serve_any(&driver("gpu"), DriverKind::Wasm, None, Some(pools.subscribe()), "");
+    serve(&daemon, pools);
     daemon.until(|daemon| daemon.view("gpu").is_some_and(|view| view.active)).await;
     daemon
 }
 
-/// The pool claims of a pod, each once.
-fn claims_of(record: &PodAllocation) -> Vec<Claim> {
-    let claims = record.entries.iter().filter_map(|entry| pool_claims::claim_of(entry, &record.pod));
-    let claims: BTreeMap<_, _> = claims.map(|claim| claim.map(|c| (c.id.uid.clone(), c)).unwrap()).collect();
-    claims.into_values().collect()
+/// The claims of a pod.
+fn claims_of(daemon: &Daemon, pod: &str) -> Vec<Arc<ClaimRecord>> {
+    let claims = daemon.manager.claims().into_iter();
+    claims.filter(|claim| claim.pods.contains_key(pod)).collect()
 }
 
 fn stranger() -> ObjectRef {
@@ -58,11 +63,9 @@ async fn devices_of_a_pool_are_given_with_a_claim_of_fewest_numa_nodes() {
     let daemon = start(&home, &pools).await;
     let outcomes = daemon.allocate("a", &app(&[("gpu", 2)])).await;
     assert_eq!(device_ends(&outcomes), ["pool/a0,pool/b0"]);
-    assert_eq!(daemon.commits(), 1, "there is no answer to wait for");
-    let record = daemon.manager.allocation("uid-a").unwrap();
-    let claim = pool_claims::claim_of(&record.entries[0], &record.pod).unwrap().unwrap();
-    let allocation = claim.allocation.as_ref().unwrap();
-    let given: Vec<_> = allocation
+    let [claim] = &claims_of(&daemon, "uid-a")[..] else { panic!("one claim") };
+    let given: Vec<_> = claim
+        .allocation
         .devices
         .iter()
         .map(|d| format!("{}/{}/{} for {}", d.driver, d.pool, d.device, d.request))
@@ -71,9 +74,8 @@ async fn devices_of_a_pool_are_given_with_a_claim_of_fewest_numa_nodes() {
         given,
         ["gpu.example.com/pool/a0 for extended-resource", "gpu.example.com/pool/b0 for extended-resource"]
     );
-    assert_eq!((claim.reserved_for, claim.owner_pod), (vec![Consumer::of_pod(&record.pod)], Some(uid("a"))));
     assert!(
-        claim.id.name.as_str().starts_with("a-") && claim.id.namespace == record.pod.namespace,
+        claim.id.name.as_str().starts_with("a-") && claim.id.namespace == pod("a").namespace,
         "{}",
         claim.id
     );
@@ -82,8 +84,8 @@ async fn devices_of_a_pool_are_given_with_a_claim_of_fewest_numa_nodes() {
     assert_eq!(again, outcomes);
     daemon.free("a").await.unwrap();
     assert_eq!(daemon.allocate("a", &app(&[("gpu", 2)])).await, outcomes);
-    let second = daemon.manager.allocation("uid-a").unwrap();
-    assert_eq!(second.entries[0].claim, record.entries[0].claim, "the same claim whenever it is asked for");
+    let [second] = &claims_of(&daemon, "uid-a")[..] else { panic!("one claim") };
+    assert_eq!(second.id, claim.id, "the same claim whenever it is asked for");
 }
 
 #[tokio::test]
@@ -105,7 +107,7 @@ async fn claims_have_names_of_their_own_whatever_the_pod_is_called() {
     let mut request = device_request("a", &two);
     request.pod = long;
     daemon.allocate_request(request).await;
-    let claims = claims_of(&daemon.manager.allocation("uid-long").unwrap());
+    let claims = claims_of(&daemon, "uid-long");
     assert_eq!(claims.len(), 2);
     assert!(claims[0].id.name != claims[1].id.name && claims[0].id.uid != claims[1].id.uid);
     for claim in &claims {
@@ -121,9 +123,6 @@ async fn devices_that_claims_hold_are_not_given() {
     assert_eq!(daemon.given("a", &[("gpu", 33)]).await, ["too-many-devices"]);
     assert_eq!(daemon.given("a", &[("gpu", 2)]).await, ["too-few-devices"]);
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["pool/1"]);
-    let own = daemon.manager.allocation("uid-a").unwrap().entries[0].claim.clone().unwrap().id;
-    daemon.free("a").await.unwrap();
-    daemon.hold("pool/1", &own);
     assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["too-few-devices"]);
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["pool/1"], "its own claim does not count");
 }
@@ -132,20 +131,17 @@ async fn devices_that_claims_hold_are_not_given() {
 async fn a_device_that_a_claim_took_meanwhile_is_chosen_again() {
     let home = Home::new();
     let daemon = start(&home, &published("gpu", &[("0", &[]), ("1", &[])])).await;
-    let request = async |container: &str| {
-        daemon.manager.reallocate(&uid("a"), container, &resource("gpu"), "test").await
-    };
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["pool/0"]);
+    let had = entry::entries(&daemon.manager.table(), "uid-a").remove(0);
+    let again = async || daemon.manager.choose_others(&pod("a"), &had).await;
     daemon.hold("pool/0", &stranger());
-    let devices = request("main").await.unwrap();
-    assert_eq!(devices.into_keys().collect::<Vec<_>>(), ids(&["pool/1"]));
-    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["pool/1"]);
-    assert_eq!(request("other").await.unwrap_err().code, "no-such-allocation");
+    assert_eq!(again().await.unwrap().devices.into_keys().collect::<Vec<_>>(), ids(&["pool/1"]));
+    assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["too-few-devices"], "it is reserved");
     daemon.hold("pool/1", &stranger());
-    assert_eq!(request("main").await.unwrap_err().code, "too-few-devices");
-    assert!(daemon.manager.allocation("uid-a").is_none(), "what cannot be had is not kept");
-    daemon.stop().await;
-    assert!(home.start_at_once().manager.allocations().is_empty());
+    assert_eq!(again().await.unwrap_err().code, "too-few-devices");
+    daemon.manager.registry.retire(driver("gpu").as_str());
+    daemon.until(|daemon| daemon.counts("gpu") == Some((2, 0))).await;
+    assert_eq!(again().await.unwrap_err().code, "no-healthy-device");
 }
 
 #[tokio::test]
@@ -160,14 +156,7 @@ async fn an_init_containers_claim_serves_a_container_that_wants_as_many() {
     ];
     let outcomes = daemon.allocate("a", &wanted).await;
     assert_eq!(device_ends(&outcomes), ["pool/0,pool/1", "pool/0,pool/1", "pool/2"]);
-    let record = daemon.manager.allocation("uid-a").unwrap();
-    assert_eq!(claims_of(&record).len(), 2, "two containers share one");
-    daemon.hold("pool/0", &stranger());
-    let problem = daemon.manager.reallocate(&uid("a"), "init", &resource("gpu"), "test").await.unwrap_err();
-    assert_eq!(problem.code, "too-few-devices");
-    let left: Vec<_> =
-        daemon.manager.allocation("uid-a").unwrap().entries.iter().map(|e| e.container.clone()).collect();
-    assert_eq!(left, ["more"], "both lose it");
+    assert_eq!(claims_of(&daemon, "uid-a").len(), 2, "two containers share one");
 }
 
 #[tokio::test]
@@ -186,7 +175,7 @@ async fn pools_follow_their_driver() {
 
     daemon.manager.registry.retire(driver("gpu").as_str());
     daemon.until(|daemon| daemon.counts("gpu") == Some((2, 0))).await;
-    daemon.serve_any(&driver("gpu"), DriverKind::Wasm, None, Some(pools.subscribe()), "");
+    serve(&daemon, &pools);
     daemon.until(|daemon| daemon.counts("gpu") == Some((2, 1))).await;
 
     pools.send_modify(|published| Arc::make_mut(published).inventory.pools.clear());

@@ -1,0 +1,115 @@
+//! Allocations of extended resources, which older releases recorded for each pod, become claims. Pure.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::{Change, Dump};
+use nodedock_model::{
+    AllocatedDevice, Allocation, AllocationEntry, BindingConditions, ClaimRecord, ClaimState, ContainerClaim,
+    DeviceAccess, DeviceName, DriverKind, DriverName, DriverPart, EXTENDED_RESOURCE_REQUEST, Hold, ObjectRef,
+    PLUGIN_POOL, PluginAnswer, PodContainer, PodRecord, PoolName, PooledClaim, PreparedBy, PreparedClaim,
+    PreparedDevice, ResourceDevices, device_name, plugin_driver, pod_claim_name,
+};
+
+/// Replaces the allocations by claims, and returns the changes to commit. An allocation that no plugin has answered is dropped: nothing depends on
+/// it.
+pub(super) fn adopt(dump: &mut Dump) -> Vec<Change> {
+    let mut changes = Vec::new();
+    for allocation in std::mem::take(&mut dump.allocations) {
+        changes.push(Change::DeleteAllocation(allocation.pod.uid.clone()));
+        for entry in &allocation.entries {
+            let devices =
+                ResourceDevices { resource: entry.resource.clone(), devices: entry.devices.clone() };
+            if let Some(claim) = &entry.claim {
+                let known = dump.claims.iter_mut().find(|known| known.id.uid == claim.id.uid);
+                if let Some(known) = known.filter(|known| known.resource.is_none()) {
+                    known.resource = Some(devices);
+                    changes.push(Change::PutClaim(Arc::new(known.clone())));
+                }
+                continue;
+            }
+            let Some(claim) = claim_of(&allocation.pod, entry, devices) else { continue };
+            let pod = use_claim(dump, &allocation.pod, entry, &claim.id);
+            changes.extend([Change::PutPod(Arc::new(pod)), Change::PutClaim(Arc::new(claim.clone()))]);
+            dump.claims.push(claim);
+        }
+    }
+    changes
+}
+
+/// The prepared claim of an answered entry. Its boot is not known, so it is prepared again before containers start again.
+fn claim_of(pod: &ObjectRef, entry: &AllocationEntry, of: ResourceDevices) -> Option<ClaimRecord> {
+    let answer = entry.response.clone()?;
+    let driver = plugin_driver(&entry.resource);
+    // A name that is refused cannot be: it is made of the pod's.
+    let claim = PooledClaim::named(pod, &entry.container, &entry.resource, &driver).ok()?;
+    let pool: PoolName = PLUGIN_POOL.parse().ok()?;
+    let names: Vec<_> = entry.devices.keys().map(|id| device_name(id)).collect();
+    let allocated = |device: &DeviceName| AllocatedDevice {
+        request: EXTENDED_RESOURCE_REQUEST.to_owned(),
+        driver: driver.clone(),
+        pool: pool.clone(),
+        device: device.clone(),
+        share_id: None,
+        consumed: BTreeMap::new(),
+        admin_access: false,
+        binding: BindingConditions::default(),
+    };
+    let answer = PluginAnswer { allocation: answer, pre_start: entry.pre_start, nodes: Vec::new() };
+    let prepared = names.first().map(|device| PreparedDevice {
+        requests: vec![EXTENDED_RESOURCE_REQUEST.to_owned()],
+        pool: pool.clone(),
+        device: device.clone(),
+        share_id: None,
+        access: DeviceAccess::Plugin(answer),
+        status: None,
+        attributes: None,
+    });
+    let prepared = PreparedClaim { devices: prepared.into_iter().collect(), ..PreparedClaim::default() };
+    let part = DriverPart {
+        prepared: Some(Arc::new(prepared)),
+        by: Some(PreparedBy {
+            kind: DriverKind::Adapter,
+            version: String::new(),
+            digest: String::new(),
+            lists: false,
+        }),
+        ..DriverPart::default()
+    };
+    let mut record = ClaimRecord::new(claim.id, ClaimState::Prepared, "");
+    record.pods.insert(pod.uid.clone(), pod.clone());
+    record.allocation =
+        Allocation { devices: names.iter().map(allocated).collect(), ..Allocation::default() };
+    record.holds = names.iter().map(|device| hold(&driver, &pool, device)).collect();
+    record.drivers.insert(driver, Box::new(part));
+    record.resource = Some(of);
+    Some(record)
+}
+
+fn hold(driver: &DriverName, pool: &PoolName, device: &DeviceName) -> Hold {
+    let key = format!("{driver}/{pool}/{device}");
+    Hold { key, shared: false, driver: None, derived: false, uses: Vec::new() }
+}
+
+/// Notes in the pod's record that a container uses the claim. Returns the record.
+fn use_claim(dump: &mut Dump, pod: &ObjectRef, entry: &AllocationEntry, claim: &ObjectRef) -> PodRecord {
+    let at = dump.pods.iter().position(|known| known.pod.uid == pod.uid).unwrap_or_else(|| {
+        let (claims, containers, unknown) = Default::default();
+        dump.pods.push(PodRecord { pod: pod.clone(), claims, containers, unknown });
+        dump.pods.len() - 1
+    });
+    let record = &mut dump.pods[at];
+    let name = pod_claim_name(&entry.resource, &claim.name);
+    record.claims.insert(name.clone(), claim.clone());
+    let used = ContainerClaim { pod_claim_name: name, request: None };
+    match record.containers.iter_mut().find(|known| known.name == entry.container) {
+        Some(container) => container.claims.push(used),
+        None => record.containers.push(PodContainer {
+            name: entry.container.clone(),
+            kind: entry.kind,
+            claims: vec![used],
+            ..PodContainer::default()
+        }),
+    }
+    record.clone()
+}

@@ -1,0 +1,135 @@
+//! What containers want of extended resources, and what was chosen for them. Pure.
+
+use std::collections::BTreeMap;
+
+use super::DeviceNodes;
+use crate::manager::claims::table::ClaimTable;
+use crate::manager::pool_claims;
+use nodedock_model::{
+    ClaimRecord, ClaimState, ContainerKind, ExtendedResource, ObjectRef, PodContainer, PodRequest,
+    PooledClaim, Problem, plugin_driver,
+};
+
+/// A container and a resource.
+pub(crate) type Key = (String, ExtendedResource);
+
+/// The choice for each want. None: no devices are wanted, and none are held.
+pub(crate) type Choices = BTreeMap<Key, Chosen>;
+pub(crate) type Chosen = Result<Option<Entry>, Problem>;
+
+/// One resource of one container of a request.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Want {
+    pub(super) container: String,
+    pub(super) kind: ContainerKind,
+    pub(super) resource: ExtendedResource,
+    pub(super) count: usize,
+    pub(super) affinity: Vec<u32>,
+}
+
+/// Devices of a resource for a container, and the claim that has them.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Entry {
+    pub(crate) container: String,
+    pub(crate) kind: ContainerKind,
+    pub(crate) resource: ExtendedResource,
+    pub(crate) claim: PooledClaim,
+    pub(crate) devices: DeviceNodes,
+    /// Its claim was prepared once.
+    pub(crate) is_prepared: bool,
+}
+
+impl Entry {
+    /// Whether a device plugin without an adapter has the devices.
+    pub(crate) fn is_of_plugin(&self) -> bool {
+        self.claim.driver == plugin_driver(&self.resource)
+    }
+}
+
+impl Want {
+    pub(super) fn key(&self) -> Key {
+        (self.container.clone(), self.resource.clone())
+    }
+
+    /// The want that an entry serves. The affinity of its container is not recorded; the nodes of its devices are.
+    pub(super) fn of(entry: &Entry) -> Self {
+        Self {
+            container: entry.container.clone(),
+            kind: entry.kind,
+            resource: entry.resource.clone(),
+            count: entry.devices.len(),
+            affinity: entry.devices.values().flatten().copied().collect(),
+        }
+    }
+
+    pub(super) fn entry(&self, claim: PooledClaim, devices: DeviceNodes) -> Entry {
+        let (container, kind, resource) = (self.container.clone(), self.kind, self.resource.clone());
+        Entry { container, kind, resource, claim, devices, is_prepared: false }
+    }
+}
+
+/// What a pod has, in the order of its containers: of claims that are not being unprepared.
+pub(super) fn entries(table: &ClaimTable, pod: &str) -> Vec<Entry> {
+    let Some(record) = table.pod(pod) else { return Vec::new() };
+    let entry = |user: pool_claims::User| {
+        let claim = table.claim(user.claim.uid.as_str()).filter(|claim| claim.pods.contains_key(pod))?;
+        let driver = claim.allocation.devices.first()?.driver.clone();
+        let kind =
+            record.containers.iter().find(|known| known.name == user.container).map(|known| known.kind);
+        Some(Entry {
+            container: user.container,
+            kind: kind.unwrap_or_default(),
+            resource: user.resource,
+            claim: PooledClaim { driver, id: user.claim },
+            devices: pool_claims::devices_of(claim),
+            is_prepared: is_prepared(claim),
+        })
+    };
+    pool_claims::users(record).into_iter().filter_map(entry).collect()
+}
+
+fn is_prepared(claim: &ClaimRecord) -> bool {
+    claim.state == ClaimState::Prepared || claim.drivers.values().any(|part| part.prepared.is_some())
+}
+
+/// Pods that have devices of each resource, by device.
+pub(super) fn owners(table: &ClaimTable) -> BTreeMap<ExtendedResource, BTreeMap<String, Vec<ObjectRef>>> {
+    let mut owners: BTreeMap<_, BTreeMap<_, Vec<ObjectRef>>> = BTreeMap::new();
+    for claim in table.claims() {
+        let Some(of) = &claim.resource else { continue };
+        let of_resource = owners.entry(of.resource.clone()).or_default();
+        for device in of.devices.keys() {
+            let pods: &mut Vec<_> = of_resource.entry(device.clone()).or_default();
+            // Containers of one pod may have it one after the other.
+            pods.extend(claim.pods.values().filter(|pod| !pods.contains(pod)).cloned().collect::<Vec<_>>());
+        }
+    }
+    owners
+}
+
+/// The wants of a request, in the order in which containers start, then by resource.
+pub(super) fn wants(request: &PodRequest) -> Vec<Want> {
+    let of = |container: &PodContainer| {
+        let want = |(resource, count): (&ExtendedResource, &u32)| Want {
+            container: container.name.clone(),
+            kind: container.kind,
+            resource: resource.clone(),
+            count: *count as usize,
+            affinity: container.numa_affinity.clone(),
+        };
+        container.resources.iter().map(want).collect::<Vec<_>>()
+    };
+    // Init containers and sidecars start before the others.
+    let mut containers: Vec<_> = request.containers.iter().collect();
+    containers.sort_by_key(|container| container.kind.is_app());
+    containers.into_iter().flat_map(of).collect()
+}
+
+/// The containers and resources of a request, in the pod's order.
+pub(super) fn keys(request: &PodRequest) -> impl Iterator<Item = Key> {
+    let of = |container: &PodContainer| {
+        let keys = container.resources.keys().map(|resource| (container.name.clone(), resource.clone()));
+        keys.collect::<Vec<_>>()
+    };
+    request.containers.iter().flat_map(of)
+}
