@@ -2,7 +2,7 @@
 //!
 //! Receives the requests of pods and kubelets. Calls drivers and device plugins through the registry, commits each step to the
 //! checkpoint (the intent before the call, the result before the answer), and keeps the CDI files in step with the records. Never reads a
-//! driver's socket or file. Decisions are pure and in files of their own: `claims::machine`, `devices::choose`, `devices::hints`.
+//! driver's socket or file. Decisions are pure and in files of their own: `claims::machine`, and `nodedock_allocator::resource`.
 //!
 //! Locks are taken in this order: a pod, the resource whose devices are chosen for it, then claims in the order of their UIDs. A
 //! kubelet's request locks a driver's part of a claim, then the claim, and never a pod. No other lock is held while a driver is called.
@@ -41,9 +41,9 @@ use crate::manager::claims::source::ClaimSource;
 use crate::manager::claims::unprepare_retry::UnprepareRetries;
 use crate::manager::claims::values::RecordedValues;
 use crate::manager::claims::{ClaimOutcome, PodSelector, SharedClaimTable};
-use crate::manager::devices::metrics::DeviceMetrics;
 use crate::manager::devices::{Choices, DeviceState, ResourceOutcome};
 use crate::registry::Registry;
+use crate::resources::DeviceMetrics;
 use nodedock_base::changes::Changes;
 use nodedock_base::conditions::Conditions;
 use nodedock_base::locks::Locks;

@@ -28,7 +28,6 @@ pub(crate) mod hardware;
 mod held_hardware;
 pub(crate) mod kubelet;
 pub mod machine;
-pub mod manifest;
 mod metadata;
 pub(crate) mod metrics;
 mod overlap;

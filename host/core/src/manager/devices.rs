@@ -19,28 +19,16 @@
 //! Differences from a kubelet: choices are deterministic; a plugin's preference that fails refuses no pod; a refusal leaves no device marked; a later container does not reuse an unhealthy device; a
 //! later container reuses devices of init containers that belong to a pool as a whole claim or not at all.
 
-mod affinity;
 mod allocate;
-mod choose;
 mod entry;
-mod hints;
-mod list;
-pub(crate) mod metrics;
 mod plugin;
-mod pools;
 mod preference;
-mod resources;
 mod reuse;
 mod snapshot;
 mod upkeep;
-mod view;
 
 #[cfg(test)]
-mod choose_tests;
-#[cfg(test)]
 pub(crate) mod fixtures;
-#[cfg(test)]
-mod hints_tests;
 #[cfg(test)]
 mod tests;
 
@@ -60,25 +48,15 @@ use nodedock_model::{
     ExtendedResource, NameRecord, Named, PluginDevice, PodRequest, Problem, ProblemCode, Uid, limit,
 };
 
-pub use affinity::{closest, parse_nodes};
-pub use choose::Question;
+pub use crate::resources::{
+    Capacity, DeviceView, HintScope, PluginId, ResourceHints, ResourceOutcome, ResourceSource, ResourceView,
+};
 pub(in crate::manager) use entry::{Choices, Entry};
 #[cfg(test)]
 pub(in crate::manager) use entry::{Chosen, Key};
-pub use metrics::DeviceMetrics;
-pub use resources::PluginId;
-pub use view::{
-    Capacity, DeviceView, HintScope, ResourceHints, ResourceOutcome, ResourceSource, ResourceView,
-    TopologyHint,
-};
+pub use nodedock_allocator::resource::{DeviceNodes, Question, TopologyHint, closest, parse_nodes};
 
-use resources::{Listed, Resources};
-
-/// NUMA nodes for hints, one hint for each set of them; a kubelet's topology manager supports no more.
-const HINT_NUMA_NODES_MAX: usize = 8;
-
-/// Devices, with the NUMA nodes of each.
-pub type DeviceNodes = BTreeMap<String, Vec<u32>>;
+use crate::resources::{DeviceMetrics, Listed, Resources, list};
 
 /// Resources, and devices that were chosen. Not locked over an await.
 pub(crate) struct DeviceState {

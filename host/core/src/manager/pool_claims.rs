@@ -7,7 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::manager::claims::table::ClaimTable;
-use crate::manager::devices::{Choices, DeviceNodes, Entry};
+use crate::manager::devices::{Choices, Entry};
+pub(crate) use crate::resources::pools::{device_id, split_id};
+use nodedock_allocator::resource::DeviceNodes;
 use nodedock_model::{
     AllocatedDevice, Allocation, Claim, ClaimRecord, ClaimReference, Consumer, ContainerClaim, DeviceName,
     DriverName, EXTENDED_RESOURCE_REQUEST, ExtendedResource, ObjectRef, PLUGIN_POOL, PodRecord, PodRequest,
@@ -62,16 +64,6 @@ pub(super) fn devices_of(claim: &ClaimRecord) -> DeviceNodes {
         devices.map(|device| (device_id(&device.pool, &device.device), Vec::new())).collect()
     };
     claim.resource.as_ref().map_or_else(by_name, |of| of.devices.clone())
-}
-
-pub(crate) fn device_id(pool: &PoolName, device: &DeviceName) -> String {
-    format!("{pool}/{device}")
-}
-
-/// The pool and the device of an id: a pool's name may have slashes, a device's has none.
-pub(crate) fn split_id(id: &str) -> Option<(PoolName, DeviceName)> {
-    let (pool, device) = id.rsplit_once('/')?;
-    Some((PoolName::new(pool).ok()?, DeviceName::new(device).ok()?))
 }
 
 /// A container that has devices by a pool claim.

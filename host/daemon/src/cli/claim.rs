@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::local_api::{connect, devices, text};
 use super::output::{Format, Row, join, joined, print, print_error, print_text, table};
 use super::{CliError, Location, explain, names};
-use nodedock_core::manager::claims::manifest;
+use nodedock_core::manifest;
 
 const CLAIM: &str = "ResourceClaim";
 /// Kinds that say how claims are made: the same file may be applied again. The API refuses a change of what has to stay, such as a template's spec.

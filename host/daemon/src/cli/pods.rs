@@ -14,7 +14,7 @@ use super::client::{Client, connect, is_connection_error};
 use super::output::Format;
 use super::{CliError, Location, names};
 use crate::convert;
-use nodedock_core::manager::claims::manifest::{self, Objects};
+use nodedock_core::manifest::{self, Objects};
 use nodedock_model::{
     AllocatedDevice, Allocation, Claim, ClaimReference, Consumer, ContainerClaim, DeviceName, DriverName,
     ObjectName, ObjectRef, PodContainer, PodRequest, PoolName, Uid,

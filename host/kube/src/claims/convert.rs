@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use nodedock_base::error::chain;
 use nodedock_base::printable::one_line;
-use nodedock_core::manager::claims::manifest::{self, ManifestError};
+use nodedock_core::manifest::{self, ManifestError};
 use nodedock_model::{Claim, Problem, ProblemCode, limit};
 
 /// Fields that are read. Lists of objects are taken whole.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use async_trait::async_trait;
 
-use crate::manager::claims::manifest;
+use crate::manifest;
 use nodedock_base::error::chain;
 use nodedock_model::{Allocation, Claim, ObjectName, ObjectRef, Problem, ProblemCode, Uid, limit};
 

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use futures::future::join_all;
 use tokio::time::{Instant, sleep_until, timeout_at};
 
-use super::choose::{self, Step};
-use super::entry::{self, Choices, Chosen, Entry, Key, Want};
+use super::entry::{self, Choices, Chosen, Entry, Key};
 use super::reuse::Reuse;
 use super::snapshot::Snapshot;
-use super::{DeviceNodes, ResourceOutcome, ResourceSource, affinity};
+use super::{ResourceOutcome, ResourceSource};
 use crate::manager::claims::machine::UnprepareRequest;
 use crate::manager::{Manager, interrupted};
+use nodedock_allocator::resource::{self as choose, DeviceNodes, Step, Want, closest};
 use nodedock_model::{
     ExtendedResource, ObjectRef, PluginDevice, PodRequest, PooledClaim, Problem, ProblemCode, limit,
     plugin_driver,
@@ -99,7 +99,8 @@ impl Manager {
         resource: &ExtendedResource,
         wants: Vec<&Want>,
     ) -> Vec<(Key, Chosen)> {
-        let known: Option<Vec<_>> = wants.iter().map(|want| Some((want.key(), job.known(want)?))).collect();
+        let known: Option<Vec<_>> =
+            wants.iter().map(|want| Some((entry::key(want), job.known(want)?))).collect();
         if let Some(known) = known {
             return known;
         }
@@ -111,7 +112,7 @@ impl Manager {
         loop {
             let Ok(lock) = timeout_at(deadline, self.resource_locks.take([resource.clone()])).await else {
                 let busy =
-                    |want: &&Want| (want.key(), job.known(want).unwrap_or_else(|| Err(busy(resource))));
+                    |want: &&Want| (entry::key(want), job.known(want).unwrap_or_else(|| Err(busy(resource))));
                 return wants.iter().map(busy).collect();
             };
             freed.mark_unchanged();
@@ -144,7 +145,7 @@ impl Manager {
                 reuse.settle(entry);
                 self.reserve(job.pod, entry);
             }
-            choices.push((want.key(), choice));
+            choices.push((entry::key(want), choice));
         }
         choices
     }
@@ -158,7 +159,7 @@ impl Manager {
     ) -> bool {
         let is_short = |(key, choice): &(Key, Chosen)| {
             let Err(problem) = choice else { return false };
-            let want = wants.iter().find(|want| want.key() == *key);
+            let want = wants.iter().find(|want| entry::key(want) == *key);
             let count = want.map_or(usize::MAX, |want| want.count);
             let is_wait = WAITS.iter().any(|code| problem.code == *code);
             is_wait && self.devices().resources.source(resource).is_some_and(|of| of.devices.len() >= count)
@@ -195,9 +196,9 @@ impl Manager {
                 return Err(too_many(want));
             }
             if let Some((claim, devices)) = reuse.claim(driver, want.count, |id| snapshot.is_healthy(id)) {
-                return Ok(want.entry(claim.clone(), devices.clone()));
+                return Ok(entry::entry(want, claim.clone(), devices.clone()));
             }
-            return Ok(want.entry(claim, self.choose_from_pool(want, &snapshot)?));
+            return Ok(entry::entry(want, claim, self.choose_from_pool(want, &snapshot)?));
         }
         if self.settings.kubelet_allocates && held.is_none() {
             return Err(of_kubelet(&want.resource));
@@ -222,7 +223,7 @@ impl Manager {
                 }
             }
         };
-        Ok(want.entry(claim, with_nodes(ids, &devices)))
+        Ok(entry::entry(want, claim, with_nodes(ids, &devices)))
     }
 
     /// Chooses again for an entry whose devices another claim has, and whose claim is not prepared; the caller has the pod's lock.
@@ -238,7 +239,7 @@ impl Manager {
         if snapshot.offer.driver(&entry.resource).as_ref() != Some(&entry.claim.driver) {
             return Err(choose::unregistered(&entry.resource));
         }
-        let devices = self.choose_from_pool(&Want::of(entry), &snapshot)?;
+        let devices = self.choose_from_pool(&entry::want(entry), &snapshot)?;
         let entry = Entry { devices, ..entry.clone() };
         self.reserve(pod, &entry);
         Ok(entry)
@@ -251,7 +252,7 @@ impl Manager {
                 let question = open.question();
                 let available: Vec<_> =
                     question.available.iter().filter_map(|id| snapshot.offer.devices.get(id)).collect();
-                let closest = affinity::closest(&available, &question.must_include, question.size);
+                let closest = closest(&available, &question.must_include, question.size);
                 open.finish(&closest)
             }
         };

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use super::DeviceNodes;
 use crate::manager::claims::table::ClaimTable;
 use crate::manager::pool_claims;
+use nodedock_allocator::resource::{DeviceNodes, Want};
 use nodedock_model::{
     ClaimRecord, ClaimState, ContainerKind, ExtendedResource, ObjectRef, PodContainer, PodRequest,
     PooledClaim, Problem, plugin_driver,
@@ -16,16 +16,6 @@ pub(crate) type Key = (String, ExtendedResource);
 /// The choice for each want. None: no devices are wanted, and none are held.
 pub(crate) type Choices = BTreeMap<Key, Chosen>;
 pub(crate) type Chosen = Result<Option<Entry>, Problem>;
-
-/// One resource of one container of a request.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Want {
-    pub(super) container: String,
-    pub(super) kind: ContainerKind,
-    pub(super) resource: ExtendedResource,
-    pub(super) count: usize,
-    pub(super) affinity: Vec<u32>,
-}
 
 /// Devices of a resource for a container, and the claim that has them.
 #[derive(Debug, Clone, PartialEq)]
@@ -46,26 +36,24 @@ impl Entry {
     }
 }
 
-impl Want {
-    pub(super) fn key(&self) -> Key {
-        (self.container.clone(), self.resource.clone())
-    }
+pub(super) fn key(want: &Want) -> Key {
+    (want.container.clone(), want.resource.clone())
+}
 
-    /// The want that an entry serves. The affinity of its container is not recorded; the nodes of its devices are.
-    pub(super) fn of(entry: &Entry) -> Self {
-        Self {
-            container: entry.container.clone(),
-            kind: entry.kind,
-            resource: entry.resource.clone(),
-            count: entry.devices.len(),
-            affinity: entry.devices.values().flatten().copied().collect(),
-        }
+/// The want that an entry serves. The affinity of its container is not recorded; the nodes of its devices are.
+pub(super) fn want(entry: &Entry) -> Want {
+    Want {
+        container: entry.container.clone(),
+        kind: entry.kind,
+        resource: entry.resource.clone(),
+        count: entry.devices.len(),
+        affinity: entry.devices.values().flatten().copied().collect(),
     }
+}
 
-    pub(super) fn entry(&self, claim: PooledClaim, devices: DeviceNodes) -> Entry {
-        let (container, kind, resource) = (self.container.clone(), self.kind, self.resource.clone());
-        Entry { container, kind, resource, claim, devices, is_prepared: false }
-    }
+pub(super) fn entry(want: &Want, claim: PooledClaim, devices: DeviceNodes) -> Entry {
+    let (container, kind, resource) = (want.container.clone(), want.kind, want.resource.clone());
+    Entry { container, kind, resource, claim, devices, is_prepared: false }
 }
 
 /// What a pod has, in the order of its containers: of claims that are not being unprepared.

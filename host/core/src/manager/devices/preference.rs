@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::choose::Question;
+use super::Question;
 use crate::driver::plugin_calls::{self, within};
 use crate::manager::Manager;
 use nodedock_model::{ExtendedResource, Problem, ProblemCode};

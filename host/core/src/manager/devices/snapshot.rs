@@ -2,14 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use super::choose::{self, Stock};
-use super::entry::{self, Want};
-use super::hints;
-use super::resources::Offer;
+use super::entry;
 use super::reuse::Reuse;
 use super::{Capacity, DeviceView, HintScope, ResourceHints, ResourceSource, ResourceView, TopologyHint};
 use crate::manager::claims::machine;
 use crate::manager::{Manager, pool_claims};
+use crate::resources::Offer;
+use nodedock_allocator::resource::{self as choose, Stock, Want};
 use nodedock_model::{
     DeviceName, DriverName, ExtendedResource, HeldKeys, PluginDevice, PodContainer, PodRequest, Problem, Uid,
     device_name, plugin_driver,
@@ -188,7 +187,7 @@ impl Manager {
             let hints = self.hint(&resource, &held.cloned().collect(), &BTreeSet::new(), count)?;
             Some(ResourceHints { container: String::new(), resource, hints })
         };
-        hints::pod_request(&request.containers).into_iter().filter_map(hint).collect()
+        choose::pod_request(&request.containers).into_iter().filter_map(hint).collect()
     }
 
     fn container_hints(&self, request: &PodRequest) -> Vec<ResourceHints> {
@@ -231,6 +230,6 @@ impl Manager {
         count: usize,
     ) -> Option<Option<Vec<TopologyHint>>> {
         let snapshot = self.snapshot(resource, None).ok()?;
-        Some(hints::hints(&snapshot.stock(), &self.settings.numa_nodes, held, reusable, count))
+        Some(choose::hints(&snapshot.stock(), &self.settings.numa_nodes, held, reusable, count))
     }
 }

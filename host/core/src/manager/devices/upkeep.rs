@@ -8,11 +8,10 @@ use futures::stream::FuturesUnordered;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 
-use super::pools;
-use super::resources::Contender;
 use crate::checkpoint::Change;
 use crate::driver::Published;
 use crate::manager::Manager;
+use crate::resources::{Contender, pools};
 use nodedock_base::clock::now_ms;
 use nodedock_model::{
     ChangedKind, DriverName, ExtendedResource, NameRecord, NameSource, Named, Problem, ProblemCode, limit,

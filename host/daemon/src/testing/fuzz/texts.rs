@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::config::ConfigFile;
 use nodedock_core::checkpoint::fuzz::{check_kept, same};
-use nodedock_core::manager::claims::manifest::{self, Objects};
+use nodedock_core::manifest::{self, Objects};
 use nodedock_model::grant::{self, Effective, Grant};
 use nodedock_model::limit::{CDI_DIRECTORIES_MAX, SIDE_FILE_BYTES_MAX};
 use nodedock_model::{Claim, ClaimRecord, ClaimState, PodRecord, PodRequest, SideFileError};

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
+use super::Want;
 use super::choose::{self, Question, Step, Stock};
-use super::entry::Want;
 use super::fixtures::{device, devices, ids, resource, sick};
 use nodedock_model::{ContainerKind, PluginDevice, Problem};
 

@@ -26,11 +26,11 @@ impl Default for DeviceMetrics {
 }
 
 impl DeviceMetrics {
-    pub(super) fn called(&self, resource: &ExtendedResource) {
+    pub(crate) fn called(&self, resource: &ExtendedResource) {
         self.registrations.get_or_create(&self.label(resource)).inc();
     }
 
-    pub(super) fn allocated(&self, resource: &ExtendedResource, elapsed: Duration) {
+    pub(crate) fn allocated(&self, resource: &ExtendedResource, elapsed: Duration) {
         self.allocations.get_or_create(&self.label(resource)).observe(elapsed.as_secs_f64());
     }
 

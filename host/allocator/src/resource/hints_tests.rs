@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::choose::Stock;
 use super::fixtures::{device, devices, ids, resource};
 use super::hints;
-use super::view::TopologyHint;
+use super::hints::TopologyHint;
 use nodedock_model::{ContainerKind, PluginDevice, PodContainer};
 
 #[derive(Default)]

@@ -12,7 +12,7 @@ const ID_SHOWN_MAX: usize = 64;
 
 /// The faults of a list.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Faults {
+pub(crate) struct Faults {
     empty: usize,
     long: usize,
     twice: usize,
@@ -30,7 +30,7 @@ impl Faults {
     }
 
     /// None: the list has no faults.
-    pub(super) fn problem(&self, resource: &ExtendedResource) -> Option<Problem> {
+    pub(crate) fn problem(&self, resource: &ExtendedResource) -> Option<Problem> {
         let counted = [
             (self.empty, "without an id are dropped".to_owned()),
             (self.long, format!("with an id of more than {} bytes are dropped", DEVICE_ID_BYTES_MAX)),
@@ -51,7 +51,7 @@ impl Faults {
 }
 
 /// The usable devices of a list, by id, at most `max`. A device that is listed twice is healthy if both entries say so.
-pub(super) fn screen(listed: &[PluginDevice], max: usize) -> (BTreeMap<String, PluginDevice>, Faults) {
+pub(crate) fn screen(listed: &[PluginDevice], max: usize) -> (BTreeMap<String, PluginDevice>, Faults) {
     let mut devices: BTreeMap<String, PluginDevice> = BTreeMap::new();
     let mut faults = Faults { max, ..Faults::default() };
     for device in listed {

@@ -3,6 +3,11 @@
 //! A resource has one source, the first of its name, also after a restart; others wait behind it. A source that is gone stays for a grace period, with no healthy
 //! device, so that a restarted plugin loses nothing.
 
+pub(crate) mod list;
+pub(crate) mod metrics;
+pub(crate) mod pools;
+mod view;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::PathBuf;
@@ -11,14 +16,18 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::ResourceSource;
+pub use metrics::DeviceMetrics;
+pub use view::{
+    Capacity, DeviceView, HintScope, ResourceHints, ResourceOutcome, ResourceSource, ResourceView,
+};
+
 use crate::driver::DeviceDriver;
 use nodedock_model::{
     DriverName, ExtendedResource, NameSource, PluginDevice, SourceKind, limit, plugin_driver,
 };
 
 /// The devices of a resource, by id.
-pub(super) type Listed = Arc<BTreeMap<String, PluginDevice>>;
+pub(crate) type Listed = Arc<BTreeMap<String, PluginDevice>>;
 
 /// A registration of a plugin: if the plugin registers again, that is another.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,7 +37,7 @@ pub struct PluginId {
 }
 
 impl PluginId {
-    pub(super) fn new(resource: ExtendedResource, generation: u64) -> Self {
+    pub(crate) fn new(resource: ExtendedResource, generation: u64) -> Self {
         Self { resource, generation }
     }
 
@@ -36,7 +45,7 @@ impl PluginId {
         &self.resource
     }
 
-    pub(super) fn generation(&self) -> u64 {
+    pub(crate) fn generation(&self) -> u64 {
         self.generation
     }
 }
@@ -53,17 +62,17 @@ impl fmt::Display for ResourceSource {
 
 /// The devices of one source under a resource's name.
 #[derive(Clone)]
-pub(super) struct Offer {
-    pub(super) source: ResourceSource,
+pub(crate) struct Offer {
+    pub(crate) source: ResourceSource,
     /// A plugin, and the generation of its registration.
-    pub(super) plugin: Option<(u64, Arc<dyn DeviceDriver>)>,
-    pub(super) devices: Listed,
+    pub(crate) plugin: Option<(u64, Arc<dyn DeviceDriver>)>,
+    pub(crate) devices: Listed,
     /// The devices are those of its list: a plugin lists some time after it registered.
-    pub(super) has_listed: bool,
+    pub(crate) has_listed: bool,
     /// Since when the source is gone.
     left: Option<Instant>,
     /// Until when the plugin is not called for a preference, because a call failed.
-    pub(super) unasked_until: Option<Instant>,
+    pub(crate) unasked_until: Option<Instant>,
 }
 
 impl Offer {
@@ -76,7 +85,7 @@ impl Offer {
     }
 
     /// The driver of claims for its devices.
-    pub(super) fn driver(&self, resource: &ExtendedResource) -> Option<DriverName> {
+    pub(crate) fn driver(&self, resource: &ExtendedResource) -> Option<DriverName> {
         match &self.source {
             ResourceSource::Pools(driver) => Some(driver.clone()),
             ResourceSource::Plugin(_) => Some(plugin_driver(resource)),
@@ -84,7 +93,7 @@ impl Offer {
         }
     }
 
-    pub(super) fn is_active(&self) -> bool {
+    pub(crate) fn is_active(&self) -> bool {
         self.left.is_none()
     }
 
@@ -107,18 +116,18 @@ impl Offer {
 
 /// Two sources under one name: the one that waits, and the one that has the name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Contender {
-    pub(super) resource: ExtendedResource,
-    pub(super) waits: String,
-    pub(super) keeps: String,
+pub(crate) struct Contender {
+    pub(crate) resource: ExtendedResource,
+    pub(crate) waits: String,
+    pub(crate) keeps: String,
 }
 
 /// Pools of drivers, by the resource's name and the driver's.
-pub(super) type PoolOffers = BTreeMap<(ExtendedResource, DriverName), Listed>;
+pub(crate) type PoolOffers = BTreeMap<(ExtendedResource, DriverName), Listed>;
 
 /// Every resource, with its sources in the order of their arrival; each has at least one.
 #[derive(Default)]
-pub(super) struct Resources {
+pub(crate) struct Resources {
     offers: BTreeMap<ExtendedResource, Vec<Offer>>,
     /// The source of each resource as the checkpoint has it.
     owners: BTreeMap<ExtendedResource, NameSource>,
@@ -135,27 +144,27 @@ const RESOURCES_MAX: usize = 4 * limit::PLUGIN_RESOURCES_MAX;
 
 impl Resources {
     /// Resources that are known from the checkpoint alone.
-    pub(super) fn remembered(names: BTreeSet<ExtendedResource>, now: Instant) -> Self {
+    pub(crate) fn remembered(names: BTreeSet<ExtendedResource>, now: Instant) -> Self {
         let offer = Offer { left: Some(now), ..Offer::new(ResourceSource::Remembered, Listed::default()) };
         let offers = names.into_iter().map(|name| (name, vec![offer.clone()])).collect();
         Self { offers, ..Self::default() }
     }
 
     /// The source that has the name.
-    pub(super) fn source(&self, resource: &ExtendedResource) -> Option<&Offer> {
+    pub(crate) fn source(&self, resource: &ExtendedResource) -> Option<&Offer> {
         self.offers.get(resource)?.first()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&ExtendedResource, &Offer)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&ExtendedResource, &Offer)> {
         self.offers.iter().filter_map(|(name, offers)| Some((name, offers.first()?)))
     }
 
-    pub(super) fn removed(&self) -> impl Iterator<Item = &ExtendedResource> {
+    pub(crate) fn removed(&self) -> impl Iterator<Item = &ExtendedResource> {
         self.removed.iter()
     }
 
     /// Adds a plugin. It replaces the one of the same resource, whose list stays until the new one lists.
-    pub(super) fn arrive(
+    pub(crate) fn arrive(
         &mut self,
         resource: &ExtendedResource,
         path: PathBuf,
@@ -192,7 +201,7 @@ impl Resources {
     }
 
     /// Takes the sources that resources had before the start. Each keeps its name for the grace period.
-    pub(super) fn remember_owners(
+    pub(crate) fn remember_owners(
         &mut self,
         owners: impl IntoIterator<Item = (ExtendedResource, NameSource)>,
         now: Instant,
@@ -206,7 +215,7 @@ impl Resources {
     }
 
     /// Notes the drivers that are the adapters of resources.
-    pub(super) fn set_adapters(&mut self, adapters: BTreeMap<ExtendedResource, DriverName>) {
+    pub(crate) fn set_adapters(&mut self, adapters: BTreeMap<ExtendedResource, DriverName>) {
         self.adapters = adapters;
     }
 
@@ -224,7 +233,7 @@ impl Resources {
     }
 
     /// Returns the resources whose source is another than in the checkpoint; `None`: there is none any more.
-    pub(super) fn new_owners(&self) -> Vec<(ExtendedResource, Option<NameSource>)> {
+    pub(crate) fn new_owners(&self) -> Vec<(ExtendedResource, Option<NameSource>)> {
         let of = |(name, offer): (&ExtendedResource, &Offer)| {
             Some((name.clone(), Some(self.owner(name, &offer.source)?)))
         };
@@ -234,7 +243,7 @@ impl Resources {
     }
 
     /// Notes what the checkpoint has now.
-    pub(super) fn set_owners(&mut self, stored: Vec<(ExtendedResource, Option<NameSource>)>) {
+    pub(crate) fn set_owners(&mut self, stored: Vec<(ExtendedResource, Option<NameSource>)>) {
         for (name, owner) in stored {
             match owner {
                 Some(owner) => drop(self.owners.insert(name, owner)),
@@ -244,14 +253,14 @@ impl Resources {
     }
 
     /// Sets a plugin's list. Returns whether anything changed; `None`: the registration was replaced.
-    pub(super) fn list(&mut self, id: &PluginId, devices: Listed) -> Option<bool> {
+    pub(crate) fn list(&mut self, id: &PluginId, devices: Listed) -> Option<bool> {
         let offers = self.offers.get_mut(&id.resource)?;
         let offer = offers.iter_mut().find(|offer| offer.is_generation(id.generation))?;
         Some(offer.replace(devices))
     }
 
     /// Notes until when a plugin is not called for a preference, unless its registration was replaced.
-    pub(super) fn leave_unasked(&mut self, resource: &ExtendedResource, generation: u64, until: Instant) {
+    pub(crate) fn leave_unasked(&mut self, resource: &ExtendedResource, generation: u64, until: Instant) {
         let offers = self.offers.get_mut(resource).into_iter().flatten();
         for offer in offers.filter(|offer| offer.is_generation(generation)) {
             offer.unasked_until = Some(until);
@@ -259,7 +268,7 @@ impl Resources {
     }
 
     /// Marks a plugin as gone. False: it was gone before, or its registration was replaced.
-    pub(super) fn leave(&mut self, id: &PluginId, now: Instant) -> bool {
+    pub(crate) fn leave(&mut self, id: &PluginId, now: Instant) -> bool {
         let Some(offers) = self.offers.get_mut(&id.resource) else { return false };
         let Some(at) = offers.iter().position(|offer| offer.is_generation(id.generation)) else {
             return false;
@@ -268,7 +277,7 @@ impl Resources {
     }
 
     /// Sets all pools that have a resource's name. Returns the resources that changed.
-    pub(super) fn set_pools(&mut self, mut pools: PoolOffers, now: Instant) -> BTreeSet<ExtendedResource> {
+    pub(crate) fn set_pools(&mut self, mut pools: PoolOffers, now: Instant) -> BTreeSet<ExtendedResource> {
         let mut changed = BTreeSet::new();
         for (resource, offers) in &mut self.offers {
             // From the end: those that wait leave the list.
@@ -295,7 +304,7 @@ impl Resources {
     }
 
     /// Removes sources that have been gone for `grace`. Returns the resources that changed.
-    pub(super) fn expire(&mut self, now: Instant, grace: Duration) -> BTreeSet<ExtendedResource> {
+    pub(crate) fn expire(&mut self, now: Instant, grace: Duration) -> BTreeSet<ExtendedResource> {
         let mut changed = BTreeSet::new();
         let gone = |offer: &Offer| offer.left.is_some_and(|left| left + grace <= now);
         for (name, offers) in &mut self.offers {
@@ -315,7 +324,7 @@ impl Resources {
     }
 
     /// When `expire` has something to do.
-    pub(super) fn next_expiry(&self, grace: Duration) -> Option<Instant> {
+    pub(crate) fn next_expiry(&self, grace: Duration) -> Option<Instant> {
         let left = self.offers.values().flatten().filter_map(|offer| offer.left);
         left.min().map(|left| left + grace)
     }
@@ -326,7 +335,7 @@ impl Resources {
     }
 
     /// Sources that wait behind another.
-    pub(super) fn contenders(&self) -> Vec<Contender> {
+    pub(crate) fn contenders(&self) -> Vec<Contender> {
         let mut found = Vec::new();
         for (resource, offers) in &self.offers {
             let Some((first, rest)) = offers.split_first() else { continue };

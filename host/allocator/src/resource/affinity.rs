@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::manager::devices::HINT_NUMA_NODES_MAX;
+use super::HINT_NUMA_NODES_MAX;
 use nodedock_model::{PluginDevice, limit};
 
 /// Ids of devices by their alignment with an affinity; each part in the order in which it is used.
@@ -129,7 +129,7 @@ pub fn parse_nodes(text: &str) -> Option<Vec<u32>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::manager::devices::fixtures::{device, ids};
+    use crate::resource::fixtures::{device, ids};
 
     fn part<'a>(devices: &'a [PluginDevice], names: &[&str]) -> Vec<&'a PluginDevice> {
         devices.iter().filter(|device| names.contains(&device.id.as_str())).collect()

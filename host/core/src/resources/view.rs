@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::DeviceNodes;
 use crate::driver::DeviceOptions;
+use nodedock_allocator::resource::{DeviceNodes, TopologyHint};
 use nodedock_model::{DriverName, ExtendedResource, ObjectRef, PluginDevice, Problem};
 
 /// The outcome for one resource of one container.
@@ -74,15 +74,6 @@ pub enum HintScope {
     Container,
     /// The pod as a whole.
     Pod,
-}
-
-/// NUMA nodes that can serve a request.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TopologyHint {
-    /// Ascending.
-    pub numa_nodes: Vec<u32>,
-    /// No smaller set of nodes could serve the request.
-    pub preferred: bool,
 }
 
 /// Hints for one resource; none (`None`): the resource has no topology. An empty list: it cannot be served.

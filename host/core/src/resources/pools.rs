@@ -3,16 +3,26 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::resources::{Listed, PoolOffers};
+use super::{Listed, PoolOffers};
 use crate::driver::Published;
-use crate::manager::pool_claims::device_id;
 use nodedock_model::{
     Device, DeviceName, DriverName, ExtendedResource, HealthReport, HealthState, PluginDevice, Pool,
     PoolName, TaintEffect,
 };
 
+/// The ID of a pool's device in a resource.
+pub(crate) fn device_id(pool: &PoolName, device: &DeviceName) -> String {
+    format!("{pool}/{device}")
+}
+
+/// The pool and the device of an id: a pool's name may have slashes, a device's has none.
+pub(crate) fn split_id(id: &str) -> Option<(PoolName, DeviceName)> {
+    let (pool, device) = id.rsplit_once('/')?;
+    Some((PoolName::new(pool).ok()?, DeviceName::new(device).ok()?))
+}
+
 /// The offers of drivers under names of resources. Several pools of a driver under one name are one offer.
-pub(super) fn offers(drivers: &[(DriverName, Arc<Published>)]) -> PoolOffers {
+pub(crate) fn offers(drivers: &[(DriverName, Arc<Published>)]) -> PoolOffers {
     let mut offers: BTreeMap<(ExtendedResource, DriverName), BTreeMap<String, PluginDevice>> =
         BTreeMap::new();
     for (driver, published) in drivers {
@@ -47,7 +57,6 @@ fn is_healthy(pool: &PoolName, name: &DeviceName, device: &Device, health: &Heal
 mod tests {
     use super::*;
     use crate::manager::devices::fixtures::{driver, resource};
-    use crate::manager::pool_claims;
     use nodedock_model::{DeviceHealth, Inventory, Taint};
 
     fn taint(effect: TaintEffect) -> Device {
@@ -103,7 +112,7 @@ mod tests {
             ]
         );
         assert_eq!((offers.len(), devices["a/one/0"].numa_nodes.clone()), (1, vec![0, 1]));
-        let (pool, device) = pool_claims::split_id("a/one/0").unwrap();
+        let (pool, device) = split_id("a/one/0").unwrap();
         assert_eq!((pool.as_str(), device.as_str()), ("a/one", "0"));
     }
 }

@@ -2,15 +2,23 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::HINT_NUMA_NODES_MAX;
 use super::affinity;
 use super::choose::Stock;
-use super::view::TopologyHint;
-use crate::manager::devices::HINT_NUMA_NODES_MAX;
 use nodedock_model::{ContainerKind, ExtendedResource, PluginDevice, PodContainer};
+
+/// NUMA nodes that can serve a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TopologyHint {
+    /// Ascending.
+    pub numa_nodes: Vec<u32>,
+    /// No smaller set of nodes could serve the request.
+    pub preferred: bool,
+}
 
 /// Hints for a container or a pod. `machine`: the machine's NUMA nodes. `held`: devices that it has already. None: there is nothing to
 /// align, or the devices are on more nodes than a kubelet aligns.
-pub(super) fn hints(
+pub fn hints(
     stock: &Stock<'_>,
     machine: &[u32],
     held: &BTreeSet<String>,
@@ -76,7 +84,7 @@ fn within(counts: &Counts, set: u32) -> usize {
 
 /// The largest number of devices that a pod needs at once: its containers and sidecars together, or an init container with the sidecars that
 /// started before it.
-pub(super) fn pod_request(containers: &[PodContainer]) -> BTreeMap<ExtendedResource, usize> {
+pub fn pod_request(containers: &[PodContainer]) -> BTreeMap<ExtendedResource, usize> {
     let mut most: BTreeMap<ExtendedResource, usize> = BTreeMap::new();
     let mut running: BTreeMap<ExtendedResource, usize> = BTreeMap::new();
     let mut containers: Vec<_> = containers.iter().collect();

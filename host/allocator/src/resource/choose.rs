@@ -2,20 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::DeviceNodes;
 use super::affinity::{self, Split};
-use super::entry::Want;
+use super::{DeviceNodes, Want};
 use nodedock_model::{ExtendedResource, PluginDevice, Problem, ProblemCode};
 
 /// The devices of a resource, and which of them are taken.
-pub(super) struct Stock<'a> {
-    pub(super) devices: &'a BTreeMap<String, PluginDevice>,
-    pub(super) taken: &'a BTreeSet<String>,
+pub struct Stock<'a> {
+    pub devices: &'a BTreeMap<String, PluginDevice>,
+    pub taken: &'a BTreeSet<String>,
 }
 
 impl<'a> Stock<'a> {
     /// Healthy devices that are not taken.
-    pub(super) fn available(&self) -> impl Iterator<Item = &'a PluginDevice> + use<'a> {
+    pub fn available(&self) -> impl Iterator<Item = &'a PluginDevice> + use<'a> {
         let Self { devices, taken } = *self;
         devices.values().filter(|device| device.healthy && !taken.contains(&device.id))
     }
@@ -23,7 +22,7 @@ impl<'a> Stock<'a> {
 
 /// The result of a choice.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub enum Step {
     Chosen(BTreeSet<String>),
     /// The source of the devices may prefer some of them.
     Open(Open),
@@ -41,7 +40,7 @@ pub struct Question {
 
 impl Question {
     /// What is wrong with a preference; `None`: nothing.
-    pub(super) fn fault(&self, preferred: &[String]) -> Option<String> {
+    pub fn fault(&self, preferred: &[String]) -> Option<String> {
         let unknown = preferred.iter().find(|id| self.available.binary_search(id).is_err());
         let named: BTreeSet<_> = preferred.iter().collect();
         match unknown {
@@ -57,7 +56,7 @@ impl Question {
 
 /// A choice of which a part is left to preference.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Open {
+pub struct Open {
     taken: Taken,
     /// Devices that may be preferred.
     choice: BTreeSet<String>,
@@ -66,14 +65,14 @@ pub(super) struct Open {
 }
 
 impl Open {
-    pub(super) fn question(&self) -> Question {
+    pub fn question(&self) -> Question {
         let available: BTreeSet<_> = self.choice.union(&self.taken.ids).cloned().collect();
         let must_include = self.taken.ids.iter().cloned().collect();
         Question { available: available.into_iter().collect(), must_include, size: self.taken.count }
     }
 
     /// Takes preferred devices first; those that are not available, or too many, are ignored.
-    pub(super) fn finish(mut self, preferred: &[String]) -> BTreeSet<String> {
+    pub fn finish(mut self, preferred: &[String]) -> BTreeSet<String> {
         let preferred = preferred.iter().filter(|id| self.choice.contains(*id)).cloned();
         if !self.taken.take(preferred) {
             self.taken.take(self.rest);
@@ -84,7 +83,7 @@ impl Open {
 
 /// Chooses devices. `held`: devices that were chosen for the container before. `reusable`: devices of the pod's init containers that are
 /// free again.
-pub(super) fn choose(
+pub fn choose(
     stock: &Stock<'_>,
     want: &Want,
     held: Option<&DeviceNodes>,
@@ -110,7 +109,7 @@ pub(super) fn choose(
 }
 
 /// A container's limits do not change while its pod lives.
-pub(super) fn check_count(want: &Want, held: Option<&DeviceNodes>) -> Result<(), Problem> {
+pub fn check_count(want: &Want, held: Option<&DeviceNodes>) -> Result<(), Problem> {
     let Want { container, resource, count, .. } = want;
     let held = held.map_or(*count, BTreeMap::len);
     if held == *count {
@@ -131,7 +130,7 @@ fn keep(stock: &Stock<'_>, want: &Want, held: &DeviceNodes) -> Result<Step, Prob
 }
 
 /// The problem of devices that were chosen for a container and became unhealthy before they were allocated.
-pub(super) fn lost(what: &str, container: &str) -> Problem {
+fn lost(what: &str, container: &str) -> Problem {
     let message = format!("{what} was chosen for container {container} before, and is not healthy any more");
     Problem::unavailable(ProblemCode::DevicesUnhealthy, message)
 }
@@ -187,7 +186,7 @@ impl Taken {
     }
 }
 
-pub(super) fn unregistered(resource: &ExtendedResource) -> Problem {
+pub fn unregistered(resource: &ExtendedResource) -> Problem {
     let message = format!("cannot allocate {resource}: no plugin or driver has registered it");
     Problem::unavailable(ProblemCode::ResourceUnknown, message)
 }
@@ -197,7 +196,7 @@ fn no_healthy(resource: &ExtendedResource) -> Problem {
     Problem::unavailable(ProblemCode::NoHealthyDevice, message)
 }
 
-pub(super) fn too_few(want: &Want, needed: usize, available: usize) -> Problem {
+pub fn too_few(want: &Want, needed: usize, available: usize) -> Problem {
     let message = format!(
         "container {} needs {needed} more devices of {}, and {available} are available",
         want.container, want.resource

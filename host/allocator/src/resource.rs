@@ -1,0 +1,38 @@
+//! Which devices of an extended resource a container gets: by its NUMA affinity, by what its plugin prefers and by what init containers leave, as
+//! a kubelet's device manager chooses them, but the same ones each time; and the hints for a topology manager. Pure.
+
+mod affinity;
+mod choose;
+mod hints;
+
+#[cfg(test)]
+mod choose_tests;
+#[cfg(test)]
+mod fixtures;
+#[cfg(test)]
+mod hints_tests;
+
+use std::collections::BTreeMap;
+
+use nodedock_model::{ContainerKind, ExtendedResource};
+
+pub use affinity::{closest, parse_nodes};
+pub use choose::{Open, Question, Step, Stock, check_count, choose, too_few, unregistered};
+pub use hints::{TopologyHint, hints, pod_request};
+
+/// NUMA nodes for hints, one hint for each set of them; a kubelet's topology manager supports no more.
+const HINT_NUMA_NODES_MAX: usize = 8;
+
+/// Devices by ID, with the NUMA nodes of each.
+pub type DeviceNodes = BTreeMap<String, Vec<u32>>;
+
+/// One resource of one container of a request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Want {
+    pub container: String,
+    pub kind: ContainerKind,
+    pub resource: ExtendedResource,
+    pub count: usize,
+    /// NUMA nodes, as a topology manager chose them; empty: any.
+    pub affinity: Vec<u32>,
+}
