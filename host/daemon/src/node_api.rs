@@ -33,6 +33,7 @@ use nodedock_kube::local::LocalClaims;
 use nodedock_kube::taints::DeviceTaints;
 use nodedock_model::{
     Caller, DriverName, ExtendedResource, HealthState, ObjectName, ObjectRef, Problem, ProblemCode,
+    is_plugin_driver,
 };
 
 /// Bytes of a message on the node API: a list of `RESOURCE_DEVICES_MAX` devices has 40 MB.
@@ -286,7 +287,10 @@ impl Node for NodeApi {
             boot_id: self.node.boot_id.clone(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             started_ms: self.started_ms,
-            drivers_serving: convert::count(self.registry.all_serving().len()),
+            // Those of device plugins without an adapter are among the resources.
+            drivers_serving: convert::count(
+                self.registry.all_serving().iter().filter(|d| !is_plugin_driver(&d.identity.name)).count(),
+            ),
             claims,
             pods: convert::count(self.manager.pods_count()),
             devices_unhealthy: convert::count(

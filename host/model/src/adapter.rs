@@ -391,6 +391,11 @@ pub fn plugin_driver(resource: &ExtendedResource) -> DriverName {
     DriverName::new(plain).ok().filter(|_| is_plain).unwrap_or_else(hashed)
 }
 
+/// Whether a name is that of the driver of a device plugin without an adapter.
+pub fn is_plugin_driver(name: &DriverName) -> bool {
+    name.as_str().strip_suffix(PLUGIN_DOMAIN).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
 /// Returns the device's name for an ID: the ID itself if it is a DNS label without two dashes in a row. Other bytes are `--` and two hex
 /// digits, and a name that would begin with a dash begins with `x`. A name that would be too long is `x---` and a hash.
 pub fn device_name(id: &str) -> DeviceName {

@@ -478,6 +478,7 @@ pub fn name_problem(name: &DriverName, source: &str, why: &NameRefusal) -> Probl
     let order = match why {
         NameRefusal::GrantOfAnother(_) => "change `driver` in its grant, or remove the file".to_owned(),
         NameRefusal::Undecided => "it is tried again".to_owned(),
+        NameRefusal::OfPlugins => "give the driver a name of your own domain".to_owned(),
         _ => format!(
             "remove one of them, or give the name to this one: nodedock driver assign {name} {source}"
         ),

@@ -145,3 +145,19 @@ fn an_entry_of_the_config_has_no_kind() {
     assert!(bounded.matches("/dev/vfio/9") && !bounded.matches("/dev/mem"));
     assert!(serde_saphyr::from_str::<Adapter>("{ resource: cpu, driver: a.b }").is_err());
 }
+
+#[test]
+fn the_driver_of_a_plugin_is_named_after_its_resource_and_no_two_have_one() {
+    let of = |resource: &str| plugin_driver(&ExtendedResource::new(resource).unwrap()).to_string();
+    assert_eq!(of("nvidia.com/gpu"), "gpu.nvidia.com.plugin.nodedock.dev");
+    let long = format!("example.com/{}", "x".repeat(60));
+    let odd = ["example.com/GPU", "example.com/gpu", "example.com/g_pu", "example.com/g.pu", &long];
+    let names: BTreeSet<_> = odd.iter().map(|resource| of(resource)).collect();
+    assert_eq!(names.len(), odd.len(), "{names:?}");
+    for name in names {
+        assert!(name.len() <= 63 && is_plugin_driver(&name.parse().unwrap()), "{name}");
+    }
+    for name in ["gpu.nvidia.com", "plugin.nodedock.dev.example.com", "myplugin.nodedock.dev"] {
+        assert!(!is_plugin_driver(&name.parse().unwrap()), "{name}");
+    }
+}

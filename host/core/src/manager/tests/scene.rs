@@ -385,8 +385,10 @@ impl Daemon {
     /// Frees the devices of a pod. The first problem, if there is one.
     pub(crate) async fn free(&self, short: &str) -> Result<(), Problem> {
         let outcomes = self.unprepare_outcomes(&pod(short)).await;
-        let ends = outcomes.into_iter().flat_map(|outcome| outcome.resources).map(|outcome| outcome.end);
-        ends.map(|end| end.map(drop)).collect()
+        outcomes
+            .into_iter()
+            .flat_map(|outcome| outcome.resources)
+            .try_for_each(|outcome| outcome.end.map(drop))
     }
 
     /// What a pod has of extended resources.

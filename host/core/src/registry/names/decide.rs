@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use nodedock_model::{DriverName, NameSource, SourceKind};
+use nodedock_model::{DriverName, NameSource, SourceKind, is_plugin_driver};
 
 /// The source that a name belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -111,6 +111,8 @@ pub enum NameRefusal {
     Unreadable,
     #[error("the files of other drivers are not read yet")]
     Undecided,
+    #[error("names below plugin.nodedock.dev are those of device plugins without an adapter")]
+    OfPlugins,
 }
 
 impl NameRefusal {
@@ -121,6 +123,7 @@ impl NameRefusal {
             Self::Belongs(source) | Self::Granted(source) | Self::Reserved(source) => source.to_string(),
             Self::Prepared(by) => by.clone(),
             Self::Unreadable | Self::Undecided => "not known".to_owned(),
+            Self::OfPlugins => "a device plugin".to_owned(),
         }
     }
 }
@@ -128,6 +131,9 @@ impl NameRefusal {
 /// Decides whether a source may serve under a name.
 pub(super) fn decide(name: &DriverName, asking: &SourceFacts, known: &Known<'_>) -> Decision {
     let Some(source) = &asking.source else { return Decision::Waits };
+    if is_plugin_driver(name) {
+        return Decision::Refused(NameRefusal::OfPlugins);
+    }
     if let Fact::Is(granted) = &asking.grant
         && granted != name
     {

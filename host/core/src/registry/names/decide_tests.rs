@@ -61,6 +61,10 @@ impl World {
     }
 
     fn ask(&self, at: usize) -> Decision {
+        self.ask_for(&name(), at)
+    }
+
+    fn ask_for(&self, name: &DriverName, at: usize) -> Decision {
         let others = self.sources.iter().enumerate().filter(|(other, _)| *other != at);
         let known = Known {
             owner: self.owner.as_ref(),
@@ -72,7 +76,7 @@ impl World {
             plugins_may_come: self.plugins_may_come,
             reserved: None,
         };
-        decide(&name(), &self.sources[at], &known)
+        decide(name, &self.sources[at], &known)
     }
 
     /// The sources request the name in an order until nothing changes; returns the owner.
@@ -93,6 +97,17 @@ fn refused(decision: Decision) -> NameRefusal {
     match decision {
         Decision::Refused(why) => why,
         other => panic!("{other:?}"),
+    }
+}
+
+/// A driver with such a name would be called for the devices of a plugin.
+#[test]
+fn no_source_has_a_name_of_the_plugins_drivers() {
+    let of_plugin = nodedock_model::plugin_driver(&"example.com/gpu".parse().unwrap());
+    assert_eq!(of_plugin.as_str(), "gpu.example.com.plugin.nodedock.dev");
+    for name in [of_plugin, DriverName::new("plugin.nodedock.dev").unwrap()] {
+        let asking = SourceFacts { grant: Fact::Is(name.clone()), ..file("a") };
+        assert_eq!(refused(World::of([asking]).ask_for(&name, 0)), NameRefusal::OfPlugins);
     }
 }
 
