@@ -3,6 +3,7 @@
 mod node_name;
 mod pool_names;
 mod programs;
+mod race;
 
 use nodedock_kube::local_client::LocalClient;
 use nodedock_tests::drivers::MOCK_GPU_FILE;
