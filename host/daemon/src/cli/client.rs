@@ -24,7 +24,9 @@ pub(super) async fn connect(location: &Location) -> Result<Client, CliError> {
 
 /// Whether the connection broke, as opposed to an answer of the daemon.
 pub(super) fn is_connection_error(status: &Status) -> bool {
-    status.code() == Code::Unavailable && status.details().is_empty()
+    // Only what this side made has a source: one that is reset in a call is `Unknown`.
+    std::error::Error::source(status).is_some()
+        || status.code() == Code::Unavailable && status.details().is_empty()
 }
 
 /// Turns the status of a call into the error that the command fails with: the daemon's own message, if it answered.
