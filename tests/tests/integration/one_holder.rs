@@ -1,5 +1,9 @@
 //! One piece of hardware is in one claim, by whatever drivers and nodes containers would get it.
 
+use std::collections::BTreeMap;
+
+use native_device_plugin::{Answer, Device, Options as PluginOptions, Plugin, Script, api};
+use nodedock_proto::node::v1;
 use nodedock_tests::compose::{claim, pod, request};
 use nodedock_tests::drivers::{Form, side_file, wasm};
 use nodedock_tests::recorded::Recorded;
@@ -136,4 +140,132 @@ async fn a_claim_whose_device_was_taken_before_its_prepare_gets_another_in_that_
     let named = format!("{NODES}/nodes/dri-card0");
     daemon.cli(&["prepare", "--pod", "first", "--device", &named]).await.done();
     daemon.cli(&["prepare", "--pod", "second", "--claim", "node"]).await.done_with(&["dri-card1"]);
+}
+
+const CARD: &str = "example.com/card";
+
+/// A device plugin without an adapter, which gives the DRM nodes of both functions by their numbers.
+async fn with_cards(daemon: &Daemon) -> Plugin {
+    let script = Script::new(|ids| {
+        let path = |id: &String| format!("/dev/dri/card{id}");
+        let node = |id: &String| api::DeviceSpec {
+            container_path: path(id),
+            host_path: path(id),
+            permissions: "rw".to_owned(),
+        };
+        let devices = ids.iter().map(node).collect();
+        Answer::container(api::ContainerAllocateResponse { devices, ..Default::default() })
+    });
+    let options = PluginOptions::new(CARD, &daemon.state().join("device-plugins"));
+    let devices = ["0", "1"].map(Device::healthy).to_vec();
+    let plugin = Plugin::start(options, script, devices).await.expect("it registers");
+    daemon.until_allocatable(CARD, 2).await;
+    plugin
+}
+
+/// A pod whose container wants one of the plugin's devices.
+fn limited(name: &str) -> v1::PreparePodRequest {
+    let container = v1::Container {
+        name: "main".to_owned(),
+        extended_resources: [(CARD.to_owned(), 1)].into(),
+        ..Default::default()
+    };
+    v1::PreparePodRequest { pod: Some(pod(name)), containers: vec![container], ..Default::default() }
+}
+
+#[tokio::test]
+async fn a_device_plugin_without_an_adapter_gives_no_node_of_hardware_that_is_claimed() {
+    let mut daemon = start(Options::default()).await;
+    let _plugin = with_cards(&daemon).await;
+    let functions = [0, 1].map(|n| format!("{PCI}/display/0000-0{}-00-0", n + 1));
+    daemon.prepared(request(&pod("owner"), &[&claim("owner", &[&functions[0]])])).await;
+    let answer = daemon.prepared(limited("first")).await;
+    assert_eq!(answer.resources[0].device_ids, ["1"], "the other one is chosen: {answer:#?}");
+    assert_eq!(answer.containers[0].device_nodes[0].host_path, "/dev/dri/card1");
+    let late = daemon.prepare(limited("late")).await;
+    let problem = late.resources[0].problem.as_ref().expect("there is none left");
+    assert_eq!(problem.code, "too-few-devices", "{problem:?}");
+    let thief = request(&pod("thief"), &[&claim("thief", &[&functions[1]])]);
+    let held = daemon.refused_as(thief.clone(), "conflict", "device-held").await;
+    assert!(held.message.contains("default/first-"), "{}", held.message);
+    daemon.crash().await;
+    for driver in [PCI, VFIO, NODES] {
+        daemon.until_serving(driver).await;
+    }
+    daemon.refused_as(thief.clone(), "conflict", "device-held").await;
+    // Its plugin is not back.
+    daemon.unprepare(&pod("first")).await;
+    daemon.prepared(thief).await;
+}
+
+/// Numbers that a seed gives, the same ones each time.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % bound as u64).unwrap()
+    }
+}
+
+/// Which of the two functions is behind a device.
+fn function_of(device: &str) -> usize {
+    let of = |ends: [&str; 2]| ends.iter().position(|end| device.ends_with(end));
+    let found =
+        of(["01-00-0", "02-00-0"]).or(of(["card0", "card1"])).or(of(["vfio-7", "vfio-8"])).or(of(["0", "1"]));
+    found.unwrap_or_else(|| panic!("{device}"))
+}
+
+/// Pods of every kind come and go in a generated order while the daemon crashes.
+#[tokio::test]
+async fn no_history_of_drivers_of_both_kinds_gives_hardware_to_two_pods() {
+    const PODS: usize = 5;
+    for seed in 1..=3_u64 {
+        let (mut numbers, mut daemon) =
+            (Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)), start(Options::default()).await);
+        let mut plugin = with_cards(&daemon).await;
+        let mut held: BTreeMap<String, usize> = BTreeMap::new();
+        let (mut given, mut refused) = (0, 0);
+        for _ in 0..60 {
+            let name = format!("pod-{}", numbers.below(PODS));
+            if numbers.below(12) == 0 {
+                daemon.crash().await;
+                for driver in [PCI, VFIO, NODES] {
+                    daemon.until_serving(driver).await;
+                }
+                drop(plugin);
+                plugin = with_cards(&daemon).await;
+            } else if held.remove(&name).is_some() {
+                daemon.unprepare(&pod(&name)).await;
+            } else {
+                let n = numbers.below(2);
+                let device = match numbers.below(4) {
+                    0 => format!("{PCI}/display/0000-0{}-00-0", n + 1),
+                    1 => format!("{VFIO}/gpu/0000-0{}-00-0", n + 1),
+                    2 => format!("{NODES}/nodes/dri-card{n}"),
+                    _ => String::new(),
+                };
+                let answer = match device.as_str() {
+                    "" => daemon.prepare(limited(&name)).await,
+                    device => daemon.prepare(request(&pod(&name), &[&claim(&name, &[device])])).await,
+                };
+                if answer.containers.is_empty() {
+                    refused += 1;
+                    daemon.unprepare(&pod(&name)).await;
+                    continue;
+                }
+                given += 1;
+                let function = match answer.resources.first() {
+                    Some(resource) => function_of(&resource.device_ids[0]),
+                    None => function_of(&device),
+                };
+                let other = held.iter().find(|(_, of)| **of == function);
+                assert!(other.is_none(), "seed {seed}: {name} and {other:?}: {answer:#?}\n{}", daemon.log());
+                held.insert(name, function);
+            }
+        }
+        assert!(given > 10 && refused > 5, "seed {seed}: {given} given, {refused} refused");
+    }
 }

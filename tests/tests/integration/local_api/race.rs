@@ -54,7 +54,8 @@ fn allocated(name: &str, device: &str) -> String {
     let mut text = format!(
         "apiVersion: resource.k8s.io/v1\nkind: ResourceClaim\nmetadata: {{name: {name}, namespace: default, uid: claim-{name}}}\n"
     );
-    writeln!(text, "spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: gpu}}}}]}}}}").unwrap();
+    writeln!(text, "spec: {{devices: {{requests: [{{name: r, exactly: {{deviceClassName: gpu}}}}]}}}}")
+        .unwrap();
     let result = format!("{{request: r, driver: mock-gpu.nodedock.dev, pool: gpus, device: {device}}}");
     let consumer = format!("{{resource: pods, name: {name}, uid: uid-{name}}}");
     writeln!(
@@ -62,7 +63,11 @@ fn allocated(name: &str, device: &str) -> String {
         "status: {{allocation: {{devices: {{results: [{result}]}}}}, reservedFor: [{consumer}]}}\n---"
     )
     .unwrap();
-    text + &pod(name, "claims: [{name: c}]", &format!("resourceClaims: [{{name: c, resourceClaimName: {name}}}]"))
+    text + &pod(
+        name,
+        "claims: [{name: c}]",
+        &format!("resourceClaims: [{{name: c, resourceClaimName: {name}}}]"),
+    )
 }
 
 /// The `n`th program.
@@ -96,8 +101,10 @@ fn start(daemon: &Daemon, locks: &Path, n: usize) -> Child {
 #[tokio::test]
 async fn sixty_four_programs_of_every_kind_that_race_for_eight_devices_while_the_daemon_crashes_each_have_one_alone()
  {
-    let mut daemon =
-        Daemon::start_with(Options::default().config("claims: {exclusiveWaitMs: 1000}\n").flag("--local-api")).await;
+    let mut daemon = Daemon::start_with(
+        Options::default().config("claims: {exclusiveWaitMs: 1000}\n").flag("--local-api"),
+    )
+    .await;
     daemon.install_gpus(&format!(
         "pools:\n- {{name: gpus, count: {DEVICES}, extendedResource: example.com/gpu}}\n"
     ));
