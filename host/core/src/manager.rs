@@ -341,6 +341,7 @@ impl Manager {
     async fn prepare(&self, request: PodRequest, inline: Vec<Claim>, request_id: Arc<str>) -> PodOutcome {
         // Also while it waits for a device: an unprepare that comes meanwhile has to find what this request takes.
         let _pod = self.pod_locks.take([request.pod.uid.clone()]).await;
+        let _reservations = self.reservations(&request.pod.uid);
         let mut choices = self.choose_devices(&request, &request_id).await;
         let mut tries = 1;
         let claims = loop {
@@ -361,9 +362,9 @@ impl Manager {
             refused.into_iter().for_each(|(claim, p)| pool_claims::set(&claim, &Err(p), &mut choices));
             break claims;
         };
-        let resources = self.settle_choices(&request, &choices);
+        let resources = Self::outcomes(&request, &choices);
         let containers = self.containers(&request, &claims, &resources);
-        PodOutcome { pod: request.pod, claims, resources, containers }
+        PodOutcome { pod: request.pod.clone(), claims, resources, containers }
     }
 
     /// Chooses other devices for a pool claim whose devices another claim took first.
@@ -441,7 +442,6 @@ impl Manager {
         let claims = self.unprepare_claims_of(&view.pod, call).await;
         self.claim_metrics.observe(UNPREPARE, started, claims.iter().any(|claim| claim.end.is_err()));
         self.report_resources(view.resources.iter().map(|of| of.resource.clone()));
-        self.tell_adapters();
         let (claims, resources) = view.unprepared(claims);
         PodOutcome { pod: view.pod, claims, resources, containers: Vec::new() }
     }

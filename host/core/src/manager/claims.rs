@@ -296,6 +296,7 @@ impl Manager {
             uids.iter().filter_map(|uid| table.remove(uid)).collect()
         };
         self.report_gone(&gone);
+        self.tell_adapters();
         self.claims_freed.send_modify(|count| *count += 1);
         Ok(())
     }

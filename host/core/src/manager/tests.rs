@@ -181,6 +181,10 @@ async fn a_request_that_panics_is_refused_as_a_whole() {
     node.nic.panic();
     let outcome = node.prepare(&a, &["one"], &[PLUGIN]).await;
     assert_eq!(all_ends(&outcome), (vec!["interrupted"], vec!["interrupted"]));
+    // What it had reserved is free with its claims, of which the plugin may have been called for one.
+    node.daemon.unprepare(&a).await;
+    let outcome = node.prepare(&pod("b"), &[], &[("nic", 8)]).await;
+    assert_eq!(all_ends(&outcome).1, ["ok"]);
 }
 
 /// Each read of the pod's own claim comes after the choice of a device and before the prepare of the pool claim.

@@ -14,7 +14,7 @@ use crate::manager::claims::machine::UnprepareRequest;
 use crate::manager::{Manager, interrupted};
 use nodedock_allocator::resource::{self as choose, DeviceNodes, Step, Want, closest};
 use nodedock_model::{
-    ExtendedResource, ObjectRef, PluginDevice, PodRequest, PooledClaim, Problem, ProblemCode, limit,
+    ExtendedResource, ObjectRef, PluginDevice, PodRequest, PooledClaim, Problem, ProblemCode, Uid, limit,
     plugin_driver,
 };
 
@@ -47,8 +47,32 @@ impl Job<'_> {
     }
 }
 
+/// What a request has reserved for a pod: when it ends, in whatever way, the pod's claims have what it was given.
+pub(in crate::manager) struct Reservations<'a> {
+    manager: &'a Manager,
+    pod: &'a Uid,
+}
+
+impl Drop for Reservations<'_> {
+    fn drop(&mut self) {
+        let reserved: Vec<_> = {
+            let mut state = self.manager.devices();
+            let own = state.chosen.extract_if(.., |_, known| known.pod == *self.pod);
+            own.map(|(_, known)| known.resource).collect()
+        };
+        if !reserved.is_empty() {
+            self.manager.report_resources(reserved);
+        }
+    }
+}
+
 impl Manager {
-    /// Chooses the devices of a pod whose lock the caller has, and reserves them until `settle_choices`. What the pod's claims have it keeps.
+    pub(in crate::manager) fn reservations<'a>(&'a self, pod: &'a Uid) -> Reservations<'a> {
+        Reservations { manager: self, pod }
+    }
+
+    /// Chooses the devices of a pod whose lock the caller has, and reserves them as long as the caller has `reservations`. What the pod's claims
+    /// have it keeps.
     ///
     /// Devices are a container's when the claim of its entry is prepared, which the caller sees to.
     pub(in crate::manager) async fn choose_devices(
@@ -71,16 +95,8 @@ impl Manager {
         join_all(choices).await.into_iter().flatten().collect()
     }
 
-    /// Ends the reservations of a pod whose request has ended: its claims have what it was given.
-    pub(in crate::manager) fn settle_choices(
-        &self,
-        request: &PodRequest,
-        choices: &Choices,
-    ) -> Vec<ResourceOutcome> {
-        let reserved = self.devices().chosen.extract_if(.., |_, known| known.pod == request.pod.uid).count();
-        if reserved > 0 {
-            self.report_resources(choices.keys().map(|(_, resource)| resource.clone()));
-        }
+    /// What was chosen for each container and resource of a request.
+    pub(in crate::manager) fn outcomes(request: &PodRequest, choices: &Choices) -> Vec<ResourceOutcome> {
         let outcome = |key: Key| {
             let end = choices.get(&key).cloned().unwrap_or_else(|| Err(interrupted()));
             let (container, resource) = key;
@@ -185,7 +201,11 @@ impl Manager {
             Some(ResourceSource::Pools(driver)) => driver,
             _ => plugin_driver(&want.resource),
         };
-        let held = job.held(want);
+        let held = job.held(want).filter(|held| held.claim.driver == driver);
+        if let Some(other) = job.held(want).filter(|_| held.is_none()) {
+            // Its plugin has become an adapter, or is one no more, and was not asked yet.
+            self.unprepare_for_pod(job, &other.claim.id.uid).await?;
+        }
         let claim = match held {
             Some(held) => held.claim.clone(),
             None => PooledClaim::named(job.pod, &want.container, &want.resource, &driver)?,
@@ -207,8 +227,7 @@ impl Manager {
         let chosen = choose::choose(&snapshot.stock(), want, held, reuse.devices());
         if chosen.as_ref().is_err_and(|problem| problem.code == ProblemCode::DevicesUnhealthy) {
             // The next try chooses others.
-            let by = UnprepareRequest::Pod(&job.pod.uid);
-            self.unprepare_one_claim(&claim.id.uid, by, job.request_id.clone()).await?;
+            self.unprepare_for_pod(job, &claim.id.uid).await?;
         }
         let (ids, devices) = match chosen? {
             Step::Chosen(ids) => (ids, snapshot.offer.devices.clone()),
@@ -224,6 +243,11 @@ impl Manager {
             }
         };
         Ok(entry::entry(want, claim, with_nodes(ids, &devices)))
+    }
+
+    async fn unprepare_for_pod(&self, job: &Job<'_>, claim: &Uid) -> Result<(), Problem> {
+        let by = UnprepareRequest::Pod(&job.pod.uid);
+        self.unprepare_one_claim(claim, by, job.request_id.clone()).await
     }
 
     /// Chooses again for an entry whose devices another claim has, and whose claim is not prepared; the caller has the pod's lock.

@@ -278,6 +278,22 @@ async fn of_a_preference_that_is_wrong_what_can_be_used_is_used() {
     assert_eq!(gpu.calls().preferred.len(), 7, "it is called each time");
 }
 
+/// Some plugins list units of memory, of which a container wants thousands.
+#[tokio::test]
+async fn a_container_has_as_many_devices_as_there_are() {
+    let (home, gpu) = (Home::new(), FakePlugin::new());
+    let daemon = home.start_at_once();
+    daemon.plug("gpu", &gpu, &numbered(20_000));
+    let outcome = daemon.allocate("a", &app(&[("gpu", 12_000)])).await;
+    assert_eq!(outcome[0].end.as_ref().unwrap().len(), 12_000);
+    assert_eq!(daemon.given("b", &[("gpu", 8_001)]).await, ["too-few-devices"]);
+    daemon.stop().await;
+    let daemon = home.start_at_once();
+    daemon.plug("gpu", &gpu, &numbered(20_000));
+    assert_eq!(daemon.allocate("b", &app(&[("gpu", 8_000)])).await[0].end.as_ref().unwrap().len(), 8_000);
+    daemon.free("a").await.unwrap();
+}
+
 #[tokio::test]
 async fn a_resource_that_is_refused_is_left_out_and_the_others_stay() {
     let (home, gpu, nic) = (Home::new(), FakePlugin::new(), FakePlugin::new());
