@@ -6,7 +6,7 @@ use std::sync::Arc;
 use k8s_openapi::api::resource::v1::{AllocationResult, DeviceRequestAllocationResult};
 use nodedock_model::{HeldKeys, Hold, quantity};
 
-use super::inventory::{Inventory, Offered, PoolMember};
+use super::inventory::{Inventory, Offered};
 use super::table::Table;
 
 /// What a claim that has a device keeps from other claims by the hardware behind it. A device that is not in it has a name alone.
@@ -194,7 +194,7 @@ pub(super) struct Usage<'a> {
 }
 
 impl<'a> Usage<'a> {
-    /// A device that no slice has any more consumes no counter, as upstream.
+    /// A device that no slice has any more consumes no counter, and one that a pool has again for other nodes consumes for each, as upstream.
     pub(super) fn of(in_use: &'a InUse, inventory: &Inventory) -> Self {
         let mut usage = Self {
             in_use,
@@ -204,13 +204,11 @@ impl<'a> Usage<'a> {
         };
         for pool in &inventory.pools {
             for (name, device_use) in in_use.devices(&pool.driver, &pool.name) {
-                match pool.members.get(name) {
-                    Some(PoolMember::Local(id)) => {
-                        usage.devices.set(*id, Some(device_use));
-                        usage.add_counters(inventory.device(*id).map_or(&[], |device| &device.consumes));
-                    }
-                    Some(PoolMember::Remote(consumes)) => usage.add_counters(consumes),
-                    None => {}
+                let Some(member) = pool.members.get(name) else { continue };
+                usage.add_counters(&member.remote);
+                if let Some(id) = member.local {
+                    usage.devices.set(id, Some(device_use));
+                    usage.add_counters(inventory.device(id).map_or(&[], |device| &device.consumes));
                 }
             }
         }

@@ -32,12 +32,13 @@ pub(super) struct Pool {
     pub(super) members: HashMap<String, PoolMember>,
 }
 
-/// A device that a slice of the pool names.
-pub(super) enum PoolMember {
-    /// The number of a device that targets this node.
-    Local(u32),
-    /// What a device for other nodes consumes of the pool's counters.
-    Remote(Vec<(u32, i128)>),
+/// The devices of one name in the slices of a pool. A pool can have it again for other nodes.
+#[derive(Default)]
+pub(super) struct PoolMember {
+    /// The number of the device that targets this node.
+    pub(super) local: Option<u32>,
+    /// What those for other nodes consume of the pool's counters.
+    pub(super) remote: Vec<(u32, i128)>,
 }
 
 /// A pool with devices for this node of which none can be allocated.
@@ -167,7 +168,7 @@ impl Inventory {
         for slice in slices.elsewhere {
             for device in slice.spec.devices.iter().flatten() {
                 let consumes = consumption(device, &numbers)?;
-                parsed.members.insert(device.name.clone(), PoolMember::Remote(consumes));
+                parsed.members.entry(device.name.clone()).or_default().remote.extend(consumes);
             }
         }
         let mut names = BTreeSet::new();
@@ -178,7 +179,7 @@ impl Inventory {
                 }
                 let id = u32::try_from(self.devices.len() + parsed.devices.len())
                     .map_err(|_| "there are too many devices".to_owned())?;
-                parsed.members.insert(device.name.clone(), PoolMember::Local(id));
+                parsed.members.entry(device.name.clone()).or_default().local = Some(id);
                 parsed.devices.push(Offered {
                     id,
                     place,

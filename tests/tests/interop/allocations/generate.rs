@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 pub(crate) const NODE: &str = "node-1";
-const DRIVERS: [&str; 3] = ["gpu.example.com", "mem.example.com", "nic.example.com"];
+pub(crate) const DRIVERS: [&str; 3] = ["gpu.example.com", "mem.example.com", "nic.example.com"];
 const ROOTS: [&str; 3] = ["root-0", "root-1", "root-2"];
 
 /// SplitMix64.
@@ -35,7 +35,7 @@ impl Random {
         DRIVERS[self.below(DRIVERS.len())]
     }
 
-    fn of<'a, T>(&mut self, list: &'a [T]) -> &'a T {
+    pub(crate) fn of<'a, T>(&mut self, list: &'a [T]) -> &'a T {
         &list[self.below(list.len())]
     }
 }

@@ -123,6 +123,28 @@ fn partitions_are_given_until_a_counter_is_consumed() {
     assert_eq!(machine.excluded(&claim), [expected]);
 }
 
+/// As with the scheduler: an allocation names a device by its pool alone.
+#[test]
+fn a_name_that_a_pool_has_again_for_other_nodes_consumes_the_counters_of_each() {
+    let mut machine = partitioned(&json!({}));
+    // The smaller one is offered first.
+    machine.slices[0]["spec"]["devices"].as_array_mut().expect("devices").rotate_left(1);
+    let half = json!([machine.slices[0]["spec"]["devices"][0]]);
+    for name in ["other-0", "other-1"] {
+        let other = with(machine.slices[0].clone(), "/metadata/name", json!(name));
+        let other = with(with(other, "/spec/nodeName", json!("node-2")), "/spec/devices", half.clone());
+        machine.slices.push(other);
+    }
+    for slice in &mut machine.slices {
+        slice["spec"]["pool"]["resourceSliceCount"] = json!(4);
+    }
+    machine.slices[1]["spec"]["sharedCounters"][0]["counters"]["slots"]["value"] = json!("4");
+    assert_eq!(machine.occupy("a", &one(json!({}))), "gpu=half-0");
+    let short = "gpu whole: counter slots of set set: needs 2, 1 left";
+    assert!(machine.excluded(&one(json!({"count": 2}))).contains(&short.to_owned()));
+    assert_eq!(machine.chosen(&one(json!({}))).as_deref(), Ok("gpu=half-1"));
+}
+
 #[test]
 fn counters_of_a_shared_partition_are_consumed_by_its_first_share_only() {
     let mut machine = partitioned(&json!({"allowMultipleAllocations": true}));

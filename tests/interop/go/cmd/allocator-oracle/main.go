@@ -1,8 +1,9 @@
 // Command allocator-oracle allocates devices as the Kubernetes scheduler does.
 //
-// It reads one case per line on standard input, and answers each with one line. A case has the slices and classes of a node, the allocations
-// of earlier claims, a claim, and the allocation that another allocator chose for it, or null. The answer has the official allocation, or the
-// error, and whether the official allocator makes the other choice if it may only use the devices of that choice for each request.
+// It reads one history per line on standard input, and answers each with one line. A history has the slices and classes of a node, and
+// cases. A case has the allocations of earlier claims, the devices that are held beside them, a claim, and the allocation that another
+// allocator chose for it, or null. There is an answer for each case. It has the official allocation, or the error, and whether the official
+// allocator makes the other choice if it may only use the devices of that choice for each request.
 package main
 
 import (
@@ -23,21 +24,38 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// lineMax bounds the text of one case.
+// lineMax bounds the text of one history.
 const lineMax = 64 << 20
 
 // mark is the domain of the attributes by which the devices of a choice are selected.
 const mark = "oracle.example.com"
 
-type oracleCase struct {
-	Node      v1.Node                        `json:"node"`
-	Slices    []*resourceapi.ResourceSlice   `json:"slices"`
-	Classes   []*resourceapi.DeviceClass     `json:"classes"`
-	Allocated []resourceapi.AllocationResult `json:"allocated"`
-	Claim     *resourceapi.ResourceClaim     `json:"claim"`
-	Choice    *resourceapi.AllocationResult  `json:"choice"`
+type history struct {
+	Node    v1.Node                      `json:"node"`
+	Slices  []*resourceapi.ResourceSlice `json:"slices"`
+	Classes []*resourceapi.DeviceClass   `json:"classes"`
+	Cases   []*oracleCase                `json:"cases"`
 	// TimeoutMillis ends an allocation that has too many combinations.
 	TimeoutMillis int64 `json:"timeoutMillis"`
+}
+
+type oracleCase struct {
+	*history  `json:"-"`
+	Allocated []resourceapi.AllocationResult `json:"allocated"`
+	// Held are devices that no claim can have, in use by an earlier one or not.
+	Held   []deviceName                  `json:"held"`
+	Claim  *resourceapi.ResourceClaim    `json:"claim"`
+	Choice *resourceapi.AllocationResult `json:"choice"`
+}
+
+type deviceName struct {
+	Driver string `json:"driver"`
+	Pool   string `json:"pool"`
+	Device string `json:"device"`
+}
+
+func (name deviceName) id() structured.DeviceID {
+	return structured.MakeDeviceID(name.Driver, name.Pool, name.Device)
 }
 
 type answer struct {
@@ -77,29 +95,35 @@ func run() error {
 	out := bufio.NewWriter(os.Stdout)
 	encoder := json.NewEncoder(out)
 	for lines.Scan() {
-		var c oracleCase
-		if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
-			return fmt.Errorf("read a case: %w", err)
+		var h history
+		if err := json.Unmarshal(lines.Bytes(), &h); err != nil {
+			return fmt.Errorf("read a history: %w", err)
 		}
-		if err := encoder.Encode(c.answer()); err != nil {
-			return fmt.Errorf("write an answer: %w", err)
+		answers := make([]answer, 0, len(h.Cases))
+		for _, c := range h.Cases {
+			c.history = &h
+			answers = append(answers, c.answer())
+		}
+		if err := encoder.Encode(answers); err != nil {
+			return fmt.Errorf("write answers: %w", err)
 		}
 		if err := out.Flush(); err != nil {
-			return fmt.Errorf("write an answer: %w", err)
+			return fmt.Errorf("write answers: %w", err)
 		}
 	}
 	return lines.Err()
 }
 
 func (c *oracleCase) answer() answer {
-	allocation, err := c.allocate(c.Slices, c.Claim)
+	resourceSlices := c.slices()
+	allocation, err := c.allocate(resourceSlices, c.Claim)
 	found := answer{Allocatable: allocation != nil, Allocation: allocation}
 	if err != nil {
 		found.Error = err.Error()
 		found.TimedOut = errors.Is(err, context.DeadlineExceeded)
 	}
 	if c.Choice != nil {
-		restricted, err := c.allocate(c.markedSlices(), c.markedClaim())
+		restricted, err := c.allocate(c.marked(resourceSlices), c.markedClaim())
 		found.Valid = err == nil && restricted != nil && sameDevices(restricted, c.Choice)
 	}
 	return found
@@ -121,8 +145,43 @@ func (c *oracleCase) allocate(
 	return &results[0], nil
 }
 
-// state gathers what earlier claims have, as the scheduler's plugin does: admin access has nothing.
+// slices returns those of the history. Only a device that is in use consumes counters, and here one that is held does not.
+func (c *oracleCase) slices() []*resourceapi.ResourceSlice {
+	if len(c.Held) == 0 {
+		return c.Slices
+	}
+	inUse := c.inUse()
+	unused := sets.New[structured.DeviceID]()
+	for _, held := range c.Held {
+		if !structured.IsDeviceAllocated(held.id(), &inUse) {
+			unused.Insert(held.id())
+		}
+	}
+	found := make([]*resourceapi.ResourceSlice, 0, len(c.Slices))
+	for _, slice := range c.Slices {
+		slice = slice.DeepCopy()
+		for i := range slice.Spec.Devices {
+			device := &slice.Spec.Devices[i]
+			if unused.Has(structured.MakeDeviceID(slice.Spec.Driver, slice.Spec.Pool.Name, device.Name)) {
+				device.ConsumesCounters = nil
+			}
+		}
+		found = append(found, slice)
+	}
+	return found
+}
+
+// state has held devices among those in use.
 func (c *oracleCase) state() structured.AllocatedState {
+	state := c.inUse()
+	for _, held := range c.Held {
+		state.AllocatedDevices.Insert(held.id())
+	}
+	return state
+}
+
+// inUse gathers what earlier claims have, as the scheduler's plugin does: admin access has nothing.
+func (c *oracleCase) inUse() structured.AllocatedState {
 	state := structured.AllocatedState{
 		AllocatedDevices:         sets.New[structured.DeviceID](),
 		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
@@ -160,10 +219,10 @@ func (c *oracleCase) List() ([]*resourceapi.DeviceClass, error) {
 	return c.Classes, nil
 }
 
-// markedSlices gives each device an attribute for each request: whether the choice has the device for it.
-func (c *oracleCase) markedSlices() []*resourceapi.ResourceSlice {
-	marked := make([]*resourceapi.ResourceSlice, 0, len(c.Slices))
-	for _, slice := range c.Slices {
+// marked gives each device an attribute for each request: whether the choice has the device for it.
+func (c *oracleCase) marked(resourceSlices []*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
+	marked := make([]*resourceapi.ResourceSlice, 0, len(resourceSlices))
+	for _, slice := range resourceSlices {
 		slice = slice.DeepCopy()
 		for i := range slice.Spec.Devices {
 			device := &slice.Spec.Devices[i]
