@@ -97,8 +97,9 @@ pub struct Excluded {
 /// `classes` returns a DeviceClass by name. `share_ids` returns a new UID for each share of a device that several claims can have. The
 /// claim's own earlier allocation, if it has one, must not be in `in_use`.
 ///
-/// Two things differ from the scheduler: admin access needs no counters, as the API documents, and only the newest generation of a pool
-/// counts, even if an older one is complete for this node.
+/// Three things differ from the scheduler: admin access needs no counters, as the API documents; only the newest generation of a pool
+/// counts, even if an older one is complete for this node; and a counter of which more is consumed than there is now withholds the devices that
+/// consume it, where the scheduler withholds all of the pool that consume any counter.
 ///
 /// # Errors
 ///
