@@ -189,7 +189,7 @@ async fn a_device_plugin_with_an_adapter_is_a_driver_whose_devices_the_scheduler
         let devices: Vec<_> =
             claims.iter().flat_map(|claim| &claim.drivers).flat_map(|of| &of.devices).collect();
         assert!(
-            devices.len() == 2 && devices.iter().all(|device| device.starts_with("nics/nic--3a")),
+            devices.len() == 2 && devices.iter().all(|device| device.starts_with("adapter/nics/nic--3a")),
             "{devices:?}"
         );
         // It registers again, and neither its slices nor its claim change.
@@ -220,7 +220,7 @@ async fn a_pool_with_a_name_is_allocated_by_the_scheduler_through_the_class_that
     assert_eq!((names.len(), &names), (2, &scene.rendered()));
     let claims = scene.daemon.claims().await;
     let devices: Vec<_> = claims.iter().flat_map(|claim| &claim.drivers).flat_map(|of| &of.devices).collect();
-    assert!(devices.iter().all(|device| device.starts_with("named/")), "{devices:?}");
+    assert!(devices.iter().all(|device| device.starts_with("through-dra/named/")), "{devices:?}");
     scene.unprepared("two").await;
     scene.daemon.assert_empty().await;
     scene.assert_nothing_forbidden();

@@ -6,11 +6,11 @@ use serde_json::{Value, json};
 use crate::scene::{SLICES, Scene};
 
 impl Scene {
-    /// The devices that the daemon has, as they are published: `POOL/DEVICE`, sorted.
+    /// The devices that the daemon has, as they are published: `NODE/POOL/DEVICE`, sorted.
     async fn devices(&self) -> Vec<String> {
         let devices = self.daemon.devices().await;
         let mut names: Vec<_> =
-            devices.iter().map(|device| format!("{}/{}/{}", self.node, device.pool, device.name)).collect();
+            devices.iter().map(|device| format!("{}/{}", device.pool, device.name)).collect();
         names.sort();
         names
     }
