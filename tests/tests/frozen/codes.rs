@@ -13,7 +13,7 @@ use crate::protocol::files_below;
 fn sources() -> String {
     let host = Path::new(env!("CARGO_MANIFEST_DIR")).join("../host");
     let others = Regex::new(
-        r"^(apiserver|allocator)/|(^|/)(tests|testing|fuzz|target|templates)/|(tests?|_tests.*|/fixtures|/fuzz)\.rs$|/fake\w*\.rs$",
+        r"^(apiserver|allocator/src/(allocate|selector))/|(^|/)(tests|testing|fuzz|target|templates)/|(tests?|_tests.*|/fixtures|/fuzz)\.rs$|/fake\w*\.rs$",
     )
     .unwrap();
     let files = files_below(&host, "rs").into_iter();
