@@ -80,7 +80,7 @@ impl Manager {
         request: &PodRequest,
         request_id: &Arc<str>,
     ) -> Choices {
-        let wants = entry::wants(request);
+        let wants = choose::wants(request);
         if wants.is_empty() {
             return Choices::new();
         }

@@ -95,24 +95,6 @@ pub(super) fn owners(table: &ClaimTable) -> BTreeMap<ExtendedResource, BTreeMap<
     owners
 }
 
-/// The wants of a request, in the order in which containers start, then by resource.
-pub(super) fn wants(request: &PodRequest) -> Vec<Want> {
-    let of = |container: &PodContainer| {
-        let want = |(resource, count): (&ExtendedResource, &u32)| Want {
-            container: container.name.clone(),
-            kind: container.kind,
-            resource: resource.clone(),
-            count: *count as usize,
-            affinity: container.numa_affinity.clone(),
-        };
-        container.resources.iter().map(want).collect::<Vec<_>>()
-    };
-    // Init containers and sidecars start before the others.
-    let mut containers: Vec<_> = request.containers.iter().collect();
-    containers.sort_by_key(|container| container.kind.is_app());
-    containers.into_iter().flat_map(of).collect()
-}
-
 /// The containers and resources of a request, in the pod's order.
 pub(super) fn keys(request: &PodRequest) -> impl Iterator<Item = Key> {
     let of = |container: &PodContainer| {
