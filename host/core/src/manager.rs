@@ -41,7 +41,7 @@ use crate::manager::claims::source::ClaimSource;
 use crate::manager::claims::unprepare_retry::UnprepareRetries;
 use crate::manager::claims::values::RecordedValues;
 use crate::manager::claims::{ClaimOutcome, PodSelector, SharedClaimTable};
-use crate::manager::devices::{Choices, DeviceState, ResourceOutcome};
+use crate::manager::devices::{Choices, DeviceState, Entry, ResourceOutcome};
 use crate::registry::Registry;
 use crate::resources::DeviceMetrics;
 use nodedock_base::changes::Changes;
@@ -378,8 +378,8 @@ impl Manager {
             Ok(()) => self.choose_others(pod, &entry).await,
             Err(problem) => Err(problem),
         };
-        let (container, resource, found) = (&entry.container, &entry.resource, others.is_ok());
-        tracing::info!(%pod, container, %resource, request = %request_id, found, "another claim took the devices first");
+        let Entry { container, resource, .. } = &entry;
+        tracing::info!(%pod, container, %resource, request = %request_id, found = others.is_ok(), "another claim took the devices first");
         pool_claims::set(claim, &others, choices);
     }
 

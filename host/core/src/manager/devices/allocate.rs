@@ -223,8 +223,7 @@ impl Manager {
         if self.settings.kubelet_allocates && held.is_none() {
             return Err(of_kubelet(&want.resource));
         }
-        let held = held.map(|held| &held.devices);
-        let chosen = choose::choose(&snapshot.stock(), want, held, reuse.devices());
+        let chosen = choose::choose(&snapshot.stock(), want, held.map(|held| &held.devices), reuse.devices());
         if chosen.as_ref().is_err_and(|problem| problem.code == ProblemCode::DevicesUnhealthy) {
             // The next try chooses others.
             self.unprepare_for_pod(job, &claim.id.uid).await?;

@@ -28,8 +28,8 @@ impl PluginDriver {
             source: source_of(resource),
             summary: format!("the device plugin of {resource}"),
         };
-        let claims = Self { manager: manager.clone(), resource: resource.clone() };
-        Driver { identity: Arc::new(identity), claims: Some(Arc::new(claims)), inventory: None }
+        let claims = Arc::new(Self { manager: manager.clone(), resource: resource.clone() });
+        Driver { identity: Arc::new(identity), claims: Some(claims), inventory: None }
     }
 
     async fn prepare_claim(

@@ -80,8 +80,7 @@ impl Manager {
         // Whose nodes are known may be with another driver.
         let known = self.remembered.of_driver(&driver);
         let allocated = if known.is_empty() { HeldKeys::default() } else { self.held_by_allocations() };
-        let known = known.into_iter();
-        held.extend(known.filter_map(|(pool, device)| {
+        held.extend(known.into_iter().filter_map(|(pool, device)| {
             self.is_held(&driver, pool.as_str(), device.as_str(), own, &allocated).then_some(device)
         }));
         if held.is_empty() {
