@@ -412,8 +412,9 @@ pub fn finish_prepare(
         Some(_) => !record.pods.is_empty(),
         None => record.pods.len() > 1 || record.is_held_by_kubelet(),
     };
-    // A device plugin has no call that ends an allocation, and the next try chooses again.
-    let is_over = |part: &DriverPart| record.is_of_plugin() || is_refused_for_good(part);
+    // A device plugin has no call that ends an allocation, and the next try chooses again. What a pod had before a boot it keeps.
+    let is_over =
+        |part: &DriverPart| (record.is_of_plugin() && part.prepared.is_none()) || is_refused_for_good(part);
     if !has_other_users && requested.iter().all(|part| is_over(part)) {
         return PrepareEnd::RolledBack(Arc::new(record), problem);
     }

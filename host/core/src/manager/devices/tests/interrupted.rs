@@ -9,7 +9,7 @@ use crate::checkpoint;
 use crate::manager::ResourceState;
 use crate::manager::devices::fixtures::{device, ids, pod, resource, sick, uid};
 use crate::manager::tests::scene::{DEADLINE, Daemon, FakePlugin, Home, app, container, device_ends};
-use nodedock_model::{ClaimRecord, ContainerKind, ObjectRef, PodRecord};
+use nodedock_model::{ClaimRecord, ContainerKind, ObjectRef, PodRecord, Problem};
 
 /// Allocates a device for the pod `a` of a daemon that crashes during the plugin's call.
 async fn crash_in_allocate(daemon: &Daemon, gpu: &FakePlugin) -> Vec<String> {
@@ -49,6 +49,22 @@ async fn an_intent_whose_device_is_not_healthy_any_more_is_unprepared_for_anothe
     daemon.plug("gpu", &gpu, &[sick("dev0"), device("dev1", &[])]);
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["devices-unhealthy"]);
     assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev1"]);
+}
+
+/// A plugin registers again some time after a boot, and pods are prepared again before.
+#[tokio::test]
+async fn devices_that_a_pod_had_before_a_boot_stay_its_devices_while_their_plugin_is_not_back() {
+    let (home, daemon, gpu) = plugged(2);
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev0"]);
+    daemon.stop().await;
+    let daemon = home.start_with("boot-2", Duration::ZERO);
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["plugin-gone"]);
+    daemon.plug("gpu", &gpu, &numbered(2));
+    assert_eq!(daemon.given("b", &[("gpu", 1)]).await, ["dev1"]);
+    gpu.refuse(Problem::internal("broken", "the plugin cannot"));
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["broken"]);
+    assert_eq!(daemon.given("c", &[("gpu", 1)]).await, ["too-few-devices"]);
+    assert_eq!(daemon.given("a", &[("gpu", 1)]).await, ["dev0"]);
 }
 
 #[tokio::test]
