@@ -8,6 +8,8 @@ use nodedock_tests::compose::{claim, pod, request};
 use nodedock_tests::drivers::{Form, side_file, wasm};
 use nodedock_tests::recorded::Recorded;
 use nodedock_tests::{Daemon, Options, Output, Root};
+use rand::rngs::StdRng;
+use rand::{Rng as _, SeedableRng as _};
 
 const PCI: &str = "pci.nodedock.dev";
 const VFIO: &str = "vfio-pci.nodedock.dev";
@@ -198,18 +200,6 @@ async fn a_device_plugin_without_an_adapter_gives_no_node_of_hardware_that_is_cl
     daemon.prepared(thief).await;
 }
 
-/// Numbers that a seed gives, the same ones each time.
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        usize::try_from(self.0 % bound as u64).unwrap()
-    }
-}
-
 /// Which of the two functions is behind a device.
 fn function_of(device: &str) -> usize {
     let of = |ends: [&str; 2]| ends.iter().position(|end| device.ends_with(end));
@@ -223,14 +213,13 @@ fn function_of(device: &str) -> usize {
 async fn no_history_of_drivers_of_both_kinds_gives_hardware_to_two_pods() {
     const PODS: usize = 5;
     for seed in 1..=3_u64 {
-        let (mut numbers, mut daemon) =
-            (Numbers(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)), start(Options::default()).await);
+        let (mut numbers, mut daemon) = (StdRng::seed_from_u64(seed), start(Options::default()).await);
         let mut plugin = with_cards(&daemon).await;
         let mut held: BTreeMap<String, usize> = BTreeMap::new();
         let (mut given, mut refused) = (0, 0);
         for _ in 0..60 {
-            let name = format!("pod-{}", numbers.below(PODS));
-            if numbers.below(12) == 0 {
+            let name = format!("pod-{}", numbers.random_range(0..PODS));
+            if numbers.random_ratio(1, 12) {
                 daemon.crash().await;
                 for driver in [PCI, VFIO, NODES] {
                     daemon.until_serving(driver).await;
@@ -240,8 +229,8 @@ async fn no_history_of_drivers_of_both_kinds_gives_hardware_to_two_pods() {
             } else if held.remove(&name).is_some() {
                 daemon.unprepare(&pod(&name)).await;
             } else {
-                let n = numbers.below(2);
-                let device = match numbers.below(4) {
+                let n = numbers.random_range(0..2);
+                let device = match numbers.random_range(0..4) {
                     0 => format!("{PCI}/display/0000-0{}-00-0", n + 1),
                     1 => format!("{VFIO}/gpu/0000-0{}-00-0", n + 1),
                     2 => format!("{NODES}/nodes/dri-card{n}"),

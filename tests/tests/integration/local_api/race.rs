@@ -21,7 +21,8 @@ const CRASHES: usize = 6;
 const LONG: Duration = Duration::from_secs(240);
 
 /// Tries until it has a device, fails if another one has it too, and frees it. `$0`: the program; `$1`: the directory of locks; `$2`: the pod;
-/// then how to prepare. A try that a crash has interrupted is repeated, as every caller repeats it.
+/// then how to prepare. A try that a crash has interrupted is repeated, as every caller repeats it. It has the device for the time of two calls, which
+/// is long enough to meet another that has it too.
 const HOLDER: &str = r#"
 nodedock=$0 locks=$1 pod=$2
 shift 2
@@ -30,6 +31,7 @@ device=$(printf %s "$out" | grep -o 'gpu-[0-9]' | head -n 1)
 test -n "$device" || device=$(printf %s "$*" | grep -o 'gpu-[0-9]' | head -n 1)
 test -n "$device" || exit 8
 mkdir "$locks/$device" || exit 9
+"$nodedock" get claims > "$locks/work-$pod" 2>&1; "$nodedock" get pods >> "$locks/work-$pod" 2>&1
 echo "$device" >> "$locks/given"
 rmdir "$locks/$device"
 until "$nodedock" unprepare "default/$pod" >> "$locks/log" 2>&1; do :; done
@@ -39,6 +41,7 @@ until "$nodedock" unprepare "default/$pod" >> "$locks/log" 2>&1; do :; done
 const PROGRAM: &str = r#"
 device=gpu-${NODEDOCK_CDI_DEVICES##*-gpu-}
 mkdir "$0/$device" || exit 9
+"$1" get claims > "$0/work-$device" 2>&1; "$1" get pods >> "$0/work-$device" 2>&1
 echo "$device" >> "$0/given"
 rmdir "$0/$device"
 "#;
@@ -78,7 +81,10 @@ fn start(daemon: &Daemon, locks: &Path, n: usize) -> Child {
     let mut command = match n % 4 {
         0 => {
             let mut program = daemon.command();
-            program.args(["run-with", "--class", "gpu", "--", "sh", "-c", PROGRAM]).arg(locks);
+            program
+                .args(["run-with", "--class", "gpu", "--", "sh", "-c", PROGRAM])
+                .arg(locks)
+                .arg(nodedock());
             program
         }
         1 => {
