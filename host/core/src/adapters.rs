@@ -500,14 +500,7 @@ impl Adapters {
 
     fn driver(&self, adapted: &Adapted, inventory: Option<watch::Receiver<Arc<Published>>>) -> Driver {
         let Adapter { resource, driver, .. } = &adapted.adapter;
-        let identity = DriverIdentity {
-            name: driver.clone(),
-            kind: DriverKind::Adapter,
-            version: String::new(),
-            digest: String::new(),
-            source: source_of(resource),
-            summary: format!("the device plugin of {resource}"),
-        };
+        let identity = DriverIdentity::of_device_plugin(driver.clone(), resource, source_of(resource));
         let claims = AdapterDriver::new(self.clone(), resource.clone(), adapted.calling.clone());
         Driver { identity: Arc::new(identity), claims: Some(Arc::new(claims)), inventory }
     }

@@ -21,8 +21,8 @@ use strum::IntoStaticStr;
 use tokio::sync::watch;
 
 use nodedock_model::{
-    ContainerAllocation, DriverClaim, DriverClaimRecord, DriverKind, DriverName, HealthReport, Inventory,
-    PluginDevice, PreparedClaim, Problem, ProblemCode, Uid,
+    ContainerAllocation, DriverClaim, DriverClaimRecord, DriverKind, DriverName, ExtendedResource,
+    HealthReport, Inventory, PluginDevice, PreparedClaim, Problem, ProblemCode, Uid,
 };
 
 /// Identity of a driver, constant over its life.
@@ -36,6 +36,15 @@ pub struct DriverIdentity {
     /// The file's name, or the socket's path.
     pub source: String,
     pub summary: String,
+}
+
+impl DriverIdentity {
+    /// Of a device plugin as a driver. `source`: its name in the registry.
+    pub fn of_device_plugin(name: DriverName, resource: &ExtendedResource, source: String) -> Self {
+        let summary = format!("the device plugin of {resource}");
+        let (version, digest) = Default::default();
+        Self { name, kind: DriverKind::Adapter, version, digest, source, summary }
+    }
 }
 
 /// A driver: an identity and its `ClaimDriver`. A device plugin has no driver name, only that of its resource: it has only a

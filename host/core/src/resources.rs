@@ -5,7 +5,7 @@
 
 pub(crate) mod list;
 pub(crate) mod metrics;
-pub(crate) mod pools;
+pub mod pools;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -275,7 +275,7 @@ impl AdapterFile {
     fn check(self) -> Result<Adapter, SideFileError> {
         let pool = match &self.pool {
             Some(pool) => name(pool)?,
-            None => PoolName::new("devices").expect("it is a DNS label"),
+            None => plugin_pool(),
         };
         if let Some(beyond) = self.devices.get(RULES_MAX) {
             return Err(SideFileError::at(beyond, format!("devices has more than {RULES_MAX} entries")));
@@ -373,8 +373,11 @@ impl<'de> Deserialize<'de> for Adapter {
 
 /// The domain of the drivers of device plugins without an adapter, which no driver of a vendor has.
 const PLUGIN_DOMAIN: &str = "plugin.nodedock.dev";
-/// The pool of such a driver.
-pub const PLUGIN_POOL: &str = "devices";
+
+/// The pool of such a driver, and of an adapter whose file names none.
+pub fn plugin_pool() -> PoolName {
+    PoolName::new("devices").expect("it is a DNS label")
+}
 
 /// Returns the driver of a device plugin that has no adapter: `example.com/gpu` has `gpu.example.com.plugin.nodedock.dev`. A resource whose name
 /// cannot be a part of a driver's has a hash instead.

@@ -78,6 +78,20 @@ pub struct AllocatedDevice {
 }
 
 impl AllocatedDevice {
+    /// A device as a whole, without parameters of a scheduler.
+    pub fn whole(request: &str, driver: DriverName, pool: PoolName, device: DeviceName) -> Self {
+        Self {
+            request: request.to_owned(),
+            driver,
+            pool,
+            device,
+            share_id: None,
+            consumed: BTreeMap::new(),
+            admin_access: false,
+            binding: BindingConditions::default(),
+        }
+    }
+
     /// Returns the request without its subrequest: the name that containers use.
     pub fn base_request(&self) -> &str {
         self.request.split('/').next().unwrap_or(&self.request)
@@ -252,6 +266,22 @@ pub struct PluginAnswer {
     /// The device nodes that a runtime finds by it. Not recorded.
     #[serde(skip)]
     pub nodes: Vec<DeviceNode>,
+}
+
+impl PluginAnswer {
+    /// The result for a claim. The answer is for all of its devices together, so the first one has it.
+    pub fn prepared(self, devices: &[AllocatedDevice]) -> PreparedClaim {
+        let device = devices.first().map(|device| PreparedDevice {
+            requests: vec![device.request.clone()],
+            pool: device.pool.clone(),
+            device: device.device.clone(),
+            share_id: None,
+            access: DeviceAccess::Plugin(self),
+            status: None,
+            attributes: None,
+        });
+        PreparedClaim { devices: device.into_iter().collect(), ..PreparedClaim::default() }
+    }
 }
 
 impl DeviceAccess {

@@ -6,9 +6,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::{
-    ContainerKind, DriverName, ExtendedResource, NameError, ObjectName, ObjectRef, Problem, ProblemCode, Uid,
-};
+use super::{ContainerKind, DriverName, ExtendedResource, ObjectName, ObjectRef, Uid};
 
 /// A device as the device plugin API lists it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,22 +112,17 @@ pub struct PooledClaim {
 
 impl PooledClaim {
     /// Names the claim for a resource of a container: always the same name and UID.
-    pub fn named(
-        pod: &ObjectRef,
-        container: &str,
-        resource: &ExtendedResource,
-        driver: &DriverName,
-    ) -> Result<Self, Problem> {
+    pub fn named(pod: &ObjectRef, container: &str, resource: &ExtendedResource, driver: &DriverName) -> Self {
         let of = format!("{}/{container}/{resource}", pod.uid);
         let digits = hex::encode(Sha256::digest(&of));
         let name = format!("{}-{}", label(pod.name.as_str()), &digits[..HASH_DIGITS]);
         let uid = Uuid::new_v5(&Uuid::NAMESPACE_OID, of.as_bytes()).to_string();
-        let id = || -> Result<ObjectRef, NameError> {
-            let (name, uid) = (ObjectName::new(&name)?, Uid::new(&uid)?);
-            Ok(ObjectRef { namespace: pod.namespace.clone(), name, uid })
+        let id = ObjectRef {
+            namespace: pod.namespace.clone(),
+            name: ObjectName::new(&name).expect("the beginning of a pod's name and digits are a DNS label"),
+            uid: Uid::new(&uid).expect("a UUID is a UID"),
         };
-        let id = id().map_err(|error| Problem::internal(ProblemCode::ClaimName, error.to_string()))?;
-        Ok(Self { driver: driver.clone(), id })
+        Self { driver: driver.clone(), id }
     }
 }
 
@@ -147,5 +140,23 @@ fn label(name: &str) -> String {
 impl PodAllocation {
     pub fn uid(&self) -> &Uid {
         &self.pod.uid
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claim_has_a_dns_label_as_its_name_whatever_the_pod_is_called() {
+        let (resource, driver) = ("example.com/gpu".parse().unwrap(), "gpu.example.com".parse().unwrap());
+        let long = format!("{}.{}", "x".repeat(39), "y".repeat(60));
+        let (dashes, dots) = (format!("{}--b", "a".repeat(39)), "a.b.c".repeat(20));
+        for pod in ["a", "0", &long, &dashes, &dots, &"z".repeat(63)] {
+            let pod = ObjectRef::new("default", pod, "uid").unwrap();
+            let claim = PooledClaim::named(&pod, "main", &resource, &driver).id;
+            assert!(claim.name.as_str().len() <= 63 && !claim.name.as_str().contains('.'), "{claim}");
+            assert_ne!(claim.name, PooledClaim::named(&pod, "other", &resource, &driver).id.name);
+        }
     }
 }

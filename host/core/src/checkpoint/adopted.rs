@@ -1,14 +1,12 @@
 //! Allocations of extended resources, which older releases recorded for each pod, become claims. Pure.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Change, Dump};
 use nodedock_model::{
-    AllocatedDevice, Allocation, AllocationEntry, BindingConditions, ClaimRecord, ClaimState, ContainerClaim,
-    DeviceAccess, DeviceName, DriverKind, DriverName, DriverPart, EXTENDED_RESOURCE_REQUEST, Hold, ObjectRef,
-    PLUGIN_POOL, PluginAnswer, PodContainer, PodRecord, PoolName, PooledClaim, PreparedBy, PreparedClaim,
-    PreparedDevice, ResourceDevices, device_name, plugin_driver, pod_claim_name,
+    AllocatedDevice, Allocation, AllocationEntry, ClaimRecord, ClaimState, ContainerClaim, DriverKind,
+    DriverPart, EXTENDED_RESOURCE_REQUEST, Hold, ObjectRef, PluginAnswer, PodContainer, PodRecord,
+    PooledClaim, PreparedBy, ResourceDevices, device_name, plugin_driver, plugin_pool, pod_claim_name,
 };
 
 /// Replaces the allocations by claims, and returns the changes to commit. An allocation that no plugin has answered is dropped: nothing depends on
@@ -37,35 +35,17 @@ pub(super) fn adopt(dump: &mut Dump) -> Vec<Change> {
     changes
 }
 
-/// The prepared claim of an answered entry. Its boot is not known, so it is prepared again before containers start again.
+/// The prepared claim of an entry; `None`: no plugin has answered it. Its boot is not known, so it is prepared again before containers start again.
 fn claim_of(pod: &ObjectRef, entry: &AllocationEntry, of: ResourceDevices) -> Option<ClaimRecord> {
-    let answer = entry.response.clone()?;
-    let driver = plugin_driver(&entry.resource);
-    // A name that is refused cannot be: it is made of the pod's.
-    let claim = PooledClaim::named(pod, &entry.container, &entry.resource, &driver).ok()?;
-    let pool: PoolName = PLUGIN_POOL.parse().ok()?;
-    let names: Vec<_> = entry.devices.keys().map(|id| device_name(id)).collect();
-    let allocated = |device: &DeviceName| AllocatedDevice {
-        request: EXTENDED_RESOURCE_REQUEST.to_owned(),
-        driver: driver.clone(),
-        pool: pool.clone(),
-        device: device.clone(),
-        share_id: None,
-        consumed: BTreeMap::new(),
-        admin_access: false,
-        binding: BindingConditions::default(),
+    let allocation = entry.response.clone()?;
+    let (driver, pool) = (plugin_driver(&entry.resource), plugin_pool());
+    let claim = PooledClaim::named(pod, &entry.container, &entry.resource, &driver);
+    let allocated = |id: &String| {
+        AllocatedDevice::whole(EXTENDED_RESOURCE_REQUEST, driver.clone(), pool.clone(), device_name(id))
     };
-    let answer = PluginAnswer { allocation: answer, pre_start: entry.pre_start, nodes: Vec::new() };
-    let prepared = names.first().map(|device| PreparedDevice {
-        requests: vec![EXTENDED_RESOURCE_REQUEST.to_owned()],
-        pool: pool.clone(),
-        device: device.clone(),
-        share_id: None,
-        access: DeviceAccess::Plugin(answer),
-        status: None,
-        attributes: None,
-    });
-    let prepared = PreparedClaim { devices: prepared.into_iter().collect(), ..PreparedClaim::default() };
+    let devices: Vec<_> = entry.devices.keys().map(allocated).collect();
+    let answer = PluginAnswer { allocation, pre_start: entry.pre_start, nodes: Vec::new() };
+    let prepared = answer.prepared(&devices);
     let part = DriverPart {
         prepared: Some(Arc::new(prepared)),
         by: Some(PreparedBy {
@@ -78,16 +58,15 @@ fn claim_of(pod: &ObjectRef, entry: &AllocationEntry, of: ResourceDevices) -> Op
     };
     let mut record = ClaimRecord::new(claim.id, ClaimState::Prepared, "");
     record.pods.insert(pod.uid.clone(), pod.clone());
-    record.allocation =
-        Allocation { devices: names.iter().map(allocated).collect(), ..Allocation::default() };
-    record.holds = names.iter().map(|device| hold(&driver, &pool, device)).collect();
+    record.holds = devices.iter().map(hold).collect();
+    record.allocation = Allocation { devices, ..Allocation::default() };
     record.drivers.insert(driver, Box::new(part));
     record.resource = Some(of);
     Some(record)
 }
 
-fn hold(driver: &DriverName, pool: &PoolName, device: &DeviceName) -> Hold {
-    let key = format!("{driver}/{pool}/{device}");
+fn hold(device: &AllocatedDevice) -> Hold {
+    let key = format!("{}/{}/{}", device.driver, device.pool, device.device);
     Hold { key, shared: false, driver: None, derived: false, uses: Vec::new() }
 }
 

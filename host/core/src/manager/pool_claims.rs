@@ -11,9 +11,10 @@ use crate::manager::devices::{Choices, Entry};
 pub(crate) use crate::resources::pools::{device_id, split_id};
 use nodedock_allocator::resource::DeviceNodes;
 use nodedock_model::{
-    AllocatedDevice, Allocation, Claim, ClaimRecord, ClaimReference, Consumer, ContainerClaim, DeviceName,
-    DriverName, EXTENDED_RESOURCE_REQUEST, ExtendedResource, ObjectRef, PLUGIN_POOL, PodRecord, PodRequest,
-    PoolName, Problem, ProblemCode, ResourceDevices, Uid, device_name, plugin_driver, pod_claim_name,
+    AllocatedDevice, Allocation, Claim, ClaimRecord, ClaimReference, Consumer, ContainerClaim, ContainerKind,
+    DeviceName, DriverName, EXTENDED_RESOURCE_REQUEST, ExtendedResource, ObjectRef, PodRecord, PodRequest,
+    PoolName, Problem, ProblemCode, ResourceDevices, Uid, device_name, plugin_driver, plugin_pool,
+    pod_claim_name,
 };
 
 /// The claim of an entry.
@@ -33,16 +34,7 @@ fn allocated(entry: &Entry, id: &str) -> Result<AllocatedDevice, Problem> {
     let driver = &entry.claim.driver;
     let wrong = || Problem::internal(ProblemCode::DeviceId, format!("{id:?} is not POOL/DEVICE of {driver}"));
     let (pool, device) = device_of(&entry.resource, driver, id).ok_or_else(wrong)?;
-    Ok(AllocatedDevice {
-        request: EXTENDED_RESOURCE_REQUEST.to_owned(),
-        driver: driver.clone(),
-        pool,
-        device,
-        share_id: None,
-        consumed: BTreeMap::new(),
-        admin_access: false,
-        binding: Default::default(),
-    })
+    Ok(AllocatedDevice::whole(EXTENDED_RESOURCE_REQUEST, driver.clone(), pool, device))
 }
 
 /// The pool and the device of an ID of a resource, of a driver's pools or of a device plugin.
@@ -52,7 +44,7 @@ pub(super) fn device_of(
     id: &str,
 ) -> Option<(PoolName, DeviceName)> {
     match *driver == plugin_driver(resource) {
-        true => Some((PoolName::new(PLUGIN_POOL).ok()?, device_name(id))),
+        true => Some((plugin_pool(), device_name(id))),
         false => split_id(id),
     }
 }
@@ -70,6 +62,7 @@ pub(super) fn devices_of(claim: &ClaimRecord) -> DeviceNodes {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct User {
     pub(super) container: String,
+    pub(super) kind: ContainerKind,
     pub(super) resource: ExtendedResource,
     pub(super) claim: ObjectRef,
 }
@@ -91,7 +84,7 @@ impl PoolClaims {
             match claim_of(entry, pod) {
                 Ok(claim) => {
                     let (container, resource) = (entry.container.clone(), entry.resource.clone());
-                    users.push(User { container, resource, claim: entry.claim.id.clone() });
+                    users.push(User { container, kind: entry.kind, resource, claim: claim.id.clone() });
                     claims.insert(claim.id.uid.clone(), claim);
                 }
                 Err(problem) => *choice = Err(problem),
@@ -149,7 +142,7 @@ pub(super) fn users(record: &PodRecord) -> Vec<User> {
     let user = |(container, claim): (&nodedock_model::PodContainer, &ContainerClaim)| {
         let resource = resource(&claim.pod_claim_name)?;
         let claim = record.claims.get(&claim.pod_claim_name)?.clone();
-        Some(User { container: container.name.clone(), resource, claim })
+        Some(User { container: container.name.clone(), kind: container.kind, resource, claim })
     };
     used.filter_map(user).collect()
 }
@@ -160,7 +153,7 @@ pub(super) fn place(table: &ClaimTable, claim: &Uid) -> Option<(bool, usize)> {
     let pod = table.pod(record.pods.keys().next()?.as_str())?;
     let user = users(pod).into_iter().find(|user| user.claim.uid == *claim)?;
     let at = pod.containers.iter().position(|container| container.name == user.container)?;
-    Some((pod.containers[at].kind.is_app(), at))
+    Some((user.kind.is_app(), at))
 }
 
 /// Resources for which pods have pool claims, by the pods' records.
@@ -178,7 +171,7 @@ pub(super) fn claims(record: &PodRecord) -> BTreeSet<Uid> {
 mod tests {
     use super::*;
     use crate::manager::devices::{Chosen, Key};
-    use nodedock_model::{ContainerKind, PodContainer, PooledClaim};
+    use nodedock_model::{PodContainer, PooledClaim};
 
     const GPU: &str = "example.com/gpu";
 
@@ -258,6 +251,8 @@ mod tests {
         assert_eq!(claims(&record), BTreeSet::from([claim("c").uid]));
         let resource = ExtendedResource::new(GPU).unwrap();
         assert_eq!(resources(std::iter::once(&record)), BTreeSet::from([resource.clone()]));
-        assert_eq!(users(&record), [User { container: "main".to_owned(), resource, claim: claim("c") }]);
+        let main =
+            User { container: "main".to_owned(), kind: ContainerKind::App, resource, claim: claim("c") };
+        assert_eq!(users(&record), [main]);
     }
 }

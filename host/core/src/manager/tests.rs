@@ -93,7 +93,7 @@ fn all_ends(outcome: &PodOutcome) -> (Vec<&str>, Vec<&str>) {
 
 /// The UID of the pool claim of the container `main`.
 fn pool_claim(pod: &ObjectRef) -> ObjectRef {
-    PooledClaim::named(pod, "main", &resource("gpu"), &driver("gpu")).unwrap().id
+    PooledClaim::named(pod, "main", &resource("gpu"), &driver("gpu")).id
 }
 
 fn cdi(claim: &Uid, device: &str) -> String {

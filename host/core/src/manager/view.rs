@@ -184,12 +184,10 @@ impl PodView {
 fn resources(record: &PodRecord, pool_claims: &[Arc<ClaimRecord>]) -> Vec<PodResource> {
     let resource = |user: User| {
         let claim = pool_claims.iter().find(|claim| claim.id.uid == user.claim.uid)?;
-        let kind =
-            record.containers.iter().find(|known| known.name == user.container).map(|known| known.kind);
         let driver = claim.allocation.devices.first().filter(|_| !claim.is_of_plugin());
         Some(PodResource {
             container: user.container,
-            kind: kind.unwrap_or_default(),
+            kind: user.kind,
             resource: user.resource,
             devices: pool_claims::devices_of(claim),
             state: ResourceState::of_claim(claim),

@@ -11,12 +11,12 @@ use nodedock_model::{
 };
 
 /// The ID of a pool's device in a resource.
-pub(crate) fn device_id(pool: &PoolName, device: &DeviceName) -> String {
+pub fn device_id(pool: &PoolName, device: &DeviceName) -> String {
     format!("{pool}/{device}")
 }
 
 /// The pool and the device of an id: a pool's name may have slashes, a device's has none.
-pub(crate) fn split_id(id: &str) -> Option<(PoolName, DeviceName)> {
+pub fn split_id(id: &str) -> Option<(PoolName, DeviceName)> {
     let (pool, device) = id.rsplit_once('/')?;
     Some((PoolName::new(pool).ok()?, DeviceName::new(device).ok()?))
 }

@@ -31,7 +31,7 @@ fn pod(pod: &str, entries: &[(&str, &str, &[&str])]) -> PodView {
     let mut claims = Vec::new();
     for (container, resource, devices) in entries {
         let (resource, driver) = (name(resource), plugin_driver(&name(resource)));
-        let claim = PooledClaim::named(&pod, container, &resource, &driver).unwrap().id;
+        let claim = PooledClaim::named(&pod, container, &resource, &driver).id;
         let pod_claim_name = pod_claim_name(&resource, &claim.name);
         record.claims.insert(pod_claim_name.clone(), claim.clone());
         record.containers.push(PodContainer {

@@ -86,7 +86,7 @@ fn of_resources(pod: &str, entries: &[Entry<'_>], state: ClaimState) -> (ClaimTa
     let mut claims = Vec::new();
     for (name, kind, resource, devices) in entries {
         let resource = ExtendedResource::new(resource).unwrap();
-        let claim = PooledClaim::named(&pod, name, &resource, &plugin_driver(&resource)).unwrap().id;
+        let claim = PooledClaim::named(&pod, name, &resource, &plugin_driver(&resource)).id;
         let of = pod_claim_name(&resource, &claim.name);
         record.claims.insert(of.clone(), claim.clone());
         record.containers.push(container(name, *kind, &[(&of, None)]));

@@ -45,8 +45,9 @@ use nodedock_core::manager::devices::{DeviceView, ResourceSource};
 use nodedock_model::{ChangedKind, DriverName, ExtendedResource, PluginDevice, Problem, ProblemCode, limit};
 
 pub(super) use allocate::Allocations;
-pub(super) use claim::{Ids, device_id, is_plugin_claim, split_id};
+pub(super) use claim::{Ids, is_plugin_claim};
 pub(super) use in_use::PodDevices;
+pub(super) use nodedock_core::resources::pools::{device_id, split_id};
 pub(super) use offers::{OfferSource, Offers, ResourceOffer};
 pub use registration::PluginRegistration;
 

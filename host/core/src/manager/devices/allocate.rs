@@ -208,7 +208,7 @@ impl Manager {
         }
         let claim = match held {
             Some(held) => held.claim.clone(),
-            None => PooledClaim::named(job.pod, &want.container, &want.resource, &driver)?,
+            None => PooledClaim::named(job.pod, &want.container, &want.resource, &driver),
         };
         let snapshot = self.snapshot(&want.resource, Some(&claim.id.uid))?;
         if let ResourceSource::Pools(driver) = &snapshot.offer.source {

@@ -1,4 +1,4 @@
-//! What containers want of extended resources, and what was chosen for them. Pure.
+//! What was chosen for containers, and what their pods have by claims. Pure.
 
 use std::collections::BTreeMap;
 
@@ -62,11 +62,9 @@ pub(super) fn entries(table: &ClaimTable, pod: &str) -> Vec<Entry> {
     let entry = |user: pool_claims::User| {
         let claim = table.claim(user.claim.uid.as_str()).filter(|claim| claim.pods.contains_key(pod))?;
         let driver = claim.allocation.devices.first()?.driver.clone();
-        let kind =
-            record.containers.iter().find(|known| known.name == user.container).map(|known| known.kind);
         Some(Entry {
             container: user.container,
-            kind: kind.unwrap_or_default(),
+            kind: user.kind,
             resource: user.resource,
             claim: PooledClaim { driver, id: user.claim },
             devices: pool_claims::devices_of(claim),

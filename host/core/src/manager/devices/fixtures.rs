@@ -49,7 +49,7 @@ fn entry_of(driver: &DriverName, container: &str, kind: ContainerKind, devices: 
         kind,
         resource: resource("gpu"),
         devices: devices.iter().map(|id| ((*id).to_owned(), Vec::new())).collect(),
-        claim: PooledClaim::named(&pod("a"), container, &resource("gpu"), driver).unwrap(),
+        claim: PooledClaim::named(&pod("a"), container, &resource("gpu"), driver),
         is_prepared: true,
     }
 }

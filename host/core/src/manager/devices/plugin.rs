@@ -1,5 +1,6 @@
 //! A device plugin without an adapter as the driver of the claims that pods have for its resource: a prepare is an Allocate of the plugin.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
@@ -9,8 +10,8 @@ use crate::driver::plugin_calls::{self, within};
 use crate::driver::{Call, ClaimDriver, DeviceDriver, Driver, DriverIdentity, Outcomes};
 use crate::manager::{Manager, interrupted, pool_claims};
 use nodedock_model::{
-    ClaimRecord, DeviceAccess, DriverClaim, DriverClaimRecord, DriverKind, EXTENDED_RESOURCE_REQUEST,
-    ExtendedResource, PluginAnswer, PreparedClaim, PreparedDevice, Problem, ProblemCode, plugin_driver,
+    ClaimRecord, DeviceAccess, DriverClaim, DriverClaimRecord, ExtendedResource, PluginAnswer, PreparedClaim,
+    Problem, ProblemCode, plugin_driver,
 };
 
 pub(super) struct PluginDriver {
@@ -20,14 +21,8 @@ pub(super) struct PluginDriver {
 
 impl PluginDriver {
     pub(super) fn driver(manager: &Weak<Manager>, resource: &ExtendedResource) -> Driver {
-        let identity = DriverIdentity {
-            name: plugin_driver(resource),
-            kind: DriverKind::Adapter,
-            version: String::new(),
-            digest: String::new(),
-            source: source_of(resource),
-            summary: format!("the device plugin of {resource}"),
-        };
+        let identity =
+            DriverIdentity::of_device_plugin(plugin_driver(resource), resource, source_of(resource));
         let claims = Arc::new(Self { manager: manager.clone(), resource: resource.clone() });
         Driver { identity: Arc::new(identity), claims: Some(claims), inventory: None }
     }
@@ -57,18 +52,7 @@ impl PluginDriver {
         manager.device_metrics.allocated(resource, started.elapsed());
         let (allocation, nodes) = answer?;
         let pre_start = plugin.options().pre_start_required;
-        let answer = DeviceAccess::Plugin(PluginAnswer { allocation, pre_start, nodes });
-        // The answer is for all devices together, so the first one has it.
-        let first = claim.devices.first().map(|device| PreparedDevice {
-            requests: vec![EXTENDED_RESOURCE_REQUEST.to_owned()],
-            pool: device.pool.clone(),
-            device: device.device.clone(),
-            share_id: None,
-            access: answer,
-            status: None,
-            attributes: None,
-        });
-        Ok(PreparedClaim { devices: first.into_iter().collect(), ..PreparedClaim::default() })
+        Ok(PluginAnswer { allocation, pre_start, nodes }.prepared(&claim.devices))
     }
 }
 
@@ -123,7 +107,7 @@ impl Manager {
 
     /// Serves the plugins of which pods had devices before the start: they are freed without their plugin.
     pub(in crate::manager) fn serve_plugins_of_claims(&self) {
-        let resources: std::collections::BTreeSet<_> = {
+        let resources: BTreeSet<_> = {
             let table = self.table();
             let of_plugins = table.claims().filter(|claim| claim.is_of_plugin());
             of_plugins.filter_map(|claim| Some(claim.resource.as_ref()?.resource.clone())).collect()

@@ -10,7 +10,8 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::claim::{self, Ids, device_id};
+use super::claim::{self, Ids};
+use super::device_id;
 use super::plan::{self, Existing};
 use super::{IN_USE_DEADLINE_SHORT, OfferedResource, in_use};
 use crate::bridge::claims::DeviceClaim;

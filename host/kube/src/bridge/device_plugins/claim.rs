@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 
+use nodedock_core::resources::pools::split_id;
 use nodedock_model::{
-    AllocatedDevice, Allocation, Claim, DeviceName, DriverName, ExtendedResource, ObjectRef, PoolName,
-    Problem, ProblemCode, limit,
+    AllocatedDevice, Allocation, Claim, DriverName, ExtendedResource, ObjectRef, Problem, ProblemCode, limit,
 };
 
 /// The request of such a claim.
@@ -61,32 +61,13 @@ pub(super) fn claim(id: ObjectRef, driver: &DriverName, ids: &Ids) -> Result<Cla
 fn device(driver: &DriverName, id: &str) -> Result<AllocatedDevice, Problem> {
     let wrong = || Problem::internal(ProblemCode::DeviceId, format!("{id:?} is not POOL/DEVICE of {driver}"));
     let (pool, device) = split_id(id).ok_or_else(wrong)?;
-    Ok(AllocatedDevice {
-        request: REQUEST.to_owned(),
-        driver: driver.clone(),
-        pool,
-        device,
-        share_id: None,
-        consumed: BTreeMap::new(),
-        admin_access: false,
-        binding: Default::default(),
-    })
-}
-
-/// The id of a pool's device.
-pub(in crate::bridge) fn device_id(pool: &PoolName, device: &DeviceName) -> String {
-    format!("{pool}/{device}")
-}
-
-/// The pool and the device of an id; a pool's name may have slashes, a device's has none.
-pub(in crate::bridge) fn split_id(id: &str) -> Option<(PoolName, DeviceName)> {
-    let (pool, device) = id.rsplit_once('/')?;
-    Some((PoolName::new(pool).ok()?, DeviceName::new(device).ok()?))
+    Ok(AllocatedDevice::whole(REQUEST, driver.clone(), pool, device))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nodedock_core::resources::pools::device_id;
 
     fn ids(ids: &[&str]) -> Ids {
         ids.iter().map(|id| (*id).to_owned()).collect()

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use super::claim::split_id;
+use super::split_id;
 use crate::extended_resources::{DeviceIds, Mechanism, Mechanisms};
 use nodedock_core::driver::DeviceOptions;
 use nodedock_model::{DriverName, ExtendedResource, PluginDevice};
