@@ -128,6 +128,14 @@ async fn sixty_four_programs_of_every_kind_that_race_for_eight_devices_while_the
         let wanted = crash * PROGRAMS / (CRASHES + 2);
         let some = async {
             while given() < wanted {
+                for (n, program) in programs.iter_mut().enumerate() {
+                    let ended = program.try_wait().unwrap();
+                    assert!(
+                        ended.is_none_or(|ended| ended.success()),
+                        "program {n}: {ended:?}\n{}",
+                        daemon.log()
+                    );
+                }
                 tokio::task::yield_now().await;
             }
         };
