@@ -264,8 +264,9 @@ async fn a_program_that_cannot_have_a_device_or_cannot_start_leaves_nothing() {
     until_nothing_is_left(&daemon).await;
 }
 
-/// A program that writes the signals that it gets, until SIGTERM ends it.
-const HEEDS: &str = "trap 'echo INT' INT; trap 'echo HUP' HUP; trap 'echo TERM; kill $!; exit 3' TERM
+/// A program that writes the signals that it gets, until SIGTERM ends it. What it has started may still have the handlers of the shell, so no other
+/// signal ends that for certain.
+const HEEDS: &str = "trap 'echo INT' INT; trap 'echo HUP' HUP; trap 'echo TERM; kill -KILL $!; exit 3' TERM
     tail -f /dev/null & echo ready; while :; do wait; done";
 
 /// The program with the signals as they are by default, or ignored, whatever the tests were started with.

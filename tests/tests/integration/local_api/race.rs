@@ -108,7 +108,7 @@ fn start(daemon: &Daemon, locks: &Path, n: usize) -> Child {
 async fn sixty_four_programs_of_every_kind_that_race_for_eight_devices_while_the_daemon_crashes_each_have_one_alone()
  {
     let mut daemon = Daemon::start_with(
-        Options::default().config("claims: {exclusiveWaitMs: 1000}\n").flag("--local-api"),
+        Options::default().config("claims: {exclusiveWaitMs: 3000}\n").flag("--local-api"),
     )
     .await;
     daemon.install_gpus(&format!(
